@@ -24,6 +24,7 @@ from sqlalchemy.exc import ArgumentError, NoSuchModuleError
 
 from sqlalchemy_locks.core.operation import translated_schema
 from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects.connections import is_in_memory
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA
 
@@ -253,7 +254,7 @@ def _parse_url(text: str) -> URL:
     if not backend.single_writer and "@" in f"{url.host}{url.database}":
         # an unquoted @ or / in the password: the rest of the password was parsed as the host, or as the database
         raise click.UsageError("The URL can't be read: in a user's name or a password, @ is written %40, and / %2F.")
-    if backend.single_writer and (":memory:" in (url.database or ":memory:") or url.query.get("mode") == "memory"):
+    if backend.single_writer and is_in_memory(url):
         raise click.UsageError("A database in memory ends with this command: name a file, as in sqlite:///app.db.")
     # a server without schemas has the tables in the database that the URL names
     if not backend.schemas and not backend.single_writer and not url.database:

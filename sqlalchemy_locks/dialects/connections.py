@@ -20,7 +20,7 @@ from enum import IntEnum
 from functools import cache
 from typing import Any, NoReturn, TypeVar
 
-from sqlalchemy import Engine, event
+from sqlalchemy import URL, Engine, event
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
@@ -495,6 +495,11 @@ def abort(connection: Connection) -> None:
 def shares_one_connection(pool: Any) -> bool:
     """Return whether the pool shares one connection, and so one transaction, between checkouts."""
     return isinstance(pool, (StaticPool, SingletonThreadPool))
+
+
+def is_in_memory(url: URL) -> bool:
+    """Return whether a SQLite database is in memory, and ends with its last connection."""
+    return ":memory:" in (url.database or ":memory:") or url.query.get("mode") == "memory"
 
 
 def connect(engine: Engine, within: float | None = None) -> Connection:

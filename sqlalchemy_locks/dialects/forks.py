@@ -13,7 +13,9 @@ from typing import Any, cast
 from weakref import WeakSet
 
 from sqlalchemy import Engine
-from sqlalchemy.pool import NullPool, SingletonThreadPool, StaticPool
+from sqlalchemy.pool import NullPool
+
+from sqlalchemy_locks.dialects.connections import is_in_memory, shares_one_connection
 
 #: engines that a forked process must not share connections of
 _engines: WeakSet[Engine] = WeakSet()
@@ -31,7 +33,7 @@ def replace_pool_in_forks(engine: Engine) -> None:
 
 def replace_pool(engine: Engine) -> None:
     """Replace the pool of an engine in a forked process; the parent's connections stay open."""
-    if not isinstance(engine.pool, (NullPool, StaticPool, SingletonThreadPool)):
+    if not (isinstance(engine.pool, NullPool) or shares_one_connection(engine.pool)):
         _kept.append(engine.pool)
         engine.dispose(close=False)
 
@@ -64,11 +66,9 @@ def _identity(descriptor: int) -> tuple[int, int] | None:
 def _close_files() -> None:
     """Close the idle connections to files before a fork, where that needs no event loop; they are opened again."""
     for engine in list(_engines):
-        dialect, url, pool = engine.dialect, engine.url, cast(Any, engine.pool)
-        # one in memory ends with its last connection
-        in_memory = ":memory:" in (url.database or ":memory:") or url.query.get("mode") == "memory"
+        dialect, pool = engine.dialect, cast(Any, engine.pool)
         with contextlib.suppress(Exception):
-            if dialect.name == "sqlite" and not (dialect.is_async or in_memory or pool.checkedout()):
+            if dialect.name == "sqlite" and not (dialect.is_async or is_in_memory(engine.url) or pool.checkedout()):
                 pool.dispose()
 
 

@@ -241,8 +241,8 @@ class SQLite(Backend):
 
             # the name in the app's URL may be relative, a URI, or known to its `creator` alone
             with connect(engine, within) as connection:
-                files = {name: file for _, name, file in _driver_rows(connection, "PRAGMA database_list")}
-            known[_FILE_QUEUE] = FileQueue(os.path.realpath(files["main"])) if files.get("main") else None
+                path = _file_of(connection)
+            known[_FILE_QUEUE] = FileQueue(os.path.realpath(path)) if path else None
         queue: FileQueue | None = known[_FILE_QUEUE]
         return queue
 
@@ -278,7 +278,7 @@ def _refuse_inherited(connection: Connection) -> None:
     """Refuse a file that this process has inherited open from its parent: its locks would keep nobody out."""
     if not forked() or connection.info.get(_OWN) == os.getpid():
         return
-    [path] = [file for _, name, file in _driver_rows(connection, "PRAGMA database_list") if name == "main"]
+    path = _file_of(connection)
     if path and is_inherited(path):
         raise Unsupported(
             f"this process was forked while {path} was open, and SQLite counts the locks of a file by process, so that "
@@ -365,6 +365,12 @@ def _driver_rows(connection: Connection, sql: str) -> list[Any]:
         return list(cursor.fetchall())
     finally:
         cursor.close()
+
+
+def _file_of(connection: Connection) -> str:
+    """Return the path of the database's file; empty for one in memory."""
+    files = {name: file for _, name, file in _driver_rows(connection, "PRAGMA database_list")}
+    return files["main"] or ""
 
 
 def take_write_lock(

@@ -352,11 +352,12 @@ class LeaseContext:
     def _release(self, grant: Grant, error: BaseException | None) -> Released:
         try:
             try:
+                released: Released
                 if self._reclaim and error is not None:
                     # as if the process had died: the work isn't done, and may be begun again
-                    abandoned: Released = self._semaphores.run_on_request(abandon(grant))
-                    return abandoned
-                released: Released = self._semaphores.run_release(release_once(grant), grant)
+                    released = self._semaphores.run_on_request(abandon(grant))
+                else:
+                    released = self._semaphores.run_release(release_once(grant), grant)
             except OutcomeUnknown:
                 # the first one may have released it
                 self._semaphores.run_on_request(semaphore.release(grant))

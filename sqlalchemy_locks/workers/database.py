@@ -164,6 +164,11 @@ def is_about_statement(error: Exception) -> bool:
     return isinstance(error, LockError) and not isinstance(error, (LockLost, PoolTimeout))
 
 
+def is_about_no_job(error: Exception) -> bool:
+    """Whether no job is to blame for the error of its read: the statement is wrong, or the database didn't reply."""
+    return is_wrong_statement(error) or (is_temporary(error) and not is_about_statement(error))
+
+
 def is_wrong_statement(error: Exception) -> bool:
     """Whether a statement is wrong for every job, as where the table lacks a column of the app's class."""
     if not isinstance(error, DBAPIError):

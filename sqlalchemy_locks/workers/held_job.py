@@ -14,10 +14,9 @@ from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import (
     UNSTORABLE,
     format_error,
-    is_about_statement,
+    is_about_no_job,
     is_about_values,
     is_temporary,
-    is_wrong_statement,
     log,
 )
 from sqlalchemy_locks.workers.events import JobReports
@@ -46,7 +45,7 @@ class HeldJob:
         try:
             return self._capture(self.config.queue.capture(1, queue=self.config.name, host=self.config.host), stopped)
         except Exception as error:
-            if is_wrong_statement(error) or (is_temporary(error) and not is_about_statement(error)):
+            if is_about_no_job(error):
                 raise
             log(logging.WARNING, "A capture failed, and its job is read by itself: %s", error)
         self._transaction = ShortTransaction(self.config.engine)
@@ -83,9 +82,9 @@ class HeldJob:
             with connection.begin_nested():  # an error of the server's leaves the transaction as it was
                 return list(connection.execute(queue._read(pairs)))
         except Exception as error:
-            temporary = is_temporary(error)
-            if is_wrong_statement(error) or (temporary and not is_about_statement(error)):
+            if is_about_no_job(error):
                 raise
+            temporary = is_temporary(error)
             state = "an attempt has failed" if temporary else "it is dead"
             log(logging.ERROR, "A job can't be read, and %s: internal_id %s", state, pairs[0][0], exc_info=error)
             connection.execute(queue.fail(pairs, error=format_error(error), retry=temporary))

@@ -29,6 +29,7 @@ from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig, default_p
 from sqlalchemy_locks.workers.database import (
     WorkerDatabase,
     format_error,
+    is_about_no_job,
     is_about_statement,
     is_temporary,
     is_wrong_statement,
@@ -491,9 +492,9 @@ class WorkerState:
         try:
             rows = self.database.perform(queue._read(pairs))
         except Exception as error:
-            temporary = is_temporary(error)
-            if is_wrong_statement(error) or (temporary and not is_about_statement(error)):
+            if is_about_no_job(error):
                 raise  # the next cycle finds them again, or the worker ends and releases them
+            temporary = is_temporary(error)
             if len(pairs) > 1:
                 for pair in pairs:
                     self._add_waiting([pair])

@@ -337,15 +337,15 @@ class Worker(ObservedWorker):
                 with disposing_replaced_pool(self.config.engine):  # a handler may outlive the grace
                     found = self._run_held_job(held, stopped, idle)
                 state.held_succeeded()
-            except BaseException as error:
-                if not isinstance(error, Exception):
-                    held.abandon()
-                    state.fail(error)
-                    return
+            except Exception as error:
                 if is_wrong_statement(error) or not (held.captured or is_temporary(error)):
                     state.fail(error)
                     return
                 pause = state.held_failed(error, captured=held.captured)
+            except BaseException as error:
+                held.abandon()
+                state.fail(error)
+                return
             if idle.all:
                 self._wake_all()
             if not found and not stopped():
