@@ -8,9 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy_locks import lock, semaphore, sqlite
 from sqlalchemy_locks.admin.metadata import metadata
-from sqlalchemy_locks.captures.query_plan import Explanation, explain
-from sqlalchemy_locks.captures.row_capture import capture
-from sqlalchemy_locks.captures.state_transition import StateTransition
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation
@@ -40,7 +37,6 @@ from sqlalchemy_locks.errors import (
 from sqlalchemy_locks.facade.lease import Lease
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.fencing import Fence, fenced
-from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.semaphore import guarded
 from sqlalchemy_locks.values import (
     Grant,
@@ -55,9 +51,13 @@ from sqlalchemy_locks.values import (
 )
 
 if TYPE_CHECKING:
+    from sqlalchemy_locks.captures.query_plan import Explanation, explain
+    from sqlalchemy_locks.captures.row_capture import capture
+    from sqlalchemy_locks.captures.state_transition import StateTransition
     from sqlalchemy_locks.facade.async_lease import AsyncLease
     from sqlalchemy_locks.facade.async_locks import AsyncLocks
     from sqlalchemy_locks.queue.mixin import JobColumns
+    from sqlalchemy_locks.queue.queue import Queue
     from sqlalchemy_locks.workers.asynchronous import AsyncWorker
     from sqlalchemy_locks.workers.running_job import RunningJob
     from sqlalchemy_locks.workers.threaded import Worker
@@ -123,9 +123,14 @@ _LAZY = {
     "AsyncLease": ".facade.async_lease",
     "AsyncLocks": ".facade.async_locks",
     "AsyncWorker": ".workers.asynchronous",
+    "Explanation": ".captures.query_plan",
     "JobColumns": ".queue.mixin",
+    "Queue": ".queue.queue",
     "RunningJob": ".workers.running_job",
+    "StateTransition": ".captures.state_transition",
     "Worker": ".workers.threaded",
+    "capture": ".captures.row_capture",
+    "explain": ".captures.query_plan",
 }
 
 

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import BigInteger, Column, Integer, Select, Table, Update, func, literal, select
+from sqlalchemy import BigInteger, Column, Integer, Select, Table, Update, func, select
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
 
 from sqlalchemy_locks._validation import valid_int
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
-from sqlalchemy_locks.core.typing import shaped
+from sqlalchemy_locks.core.typing import BOOL_ROW, shaped
 from sqlalchemy_locks.errors import StaleToken, Unsupported
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def Fence() -> MappedColumn[int]:
     return mapped_column(BigInteger, nullable=False, default=0, server_default="0")
 
 
-@shaped(select(literal(True)))
+@shaped(BOOL_ROW)
 def fenced(statement: Update, fence: Any, token: int) -> Operation[Any]:
     """Execute an UPDATE only if no newer holder has written to the row, and store the token in it.
 

@@ -24,7 +24,7 @@ from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import ConditionalUpdate
 from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping, param_name, retries_left, role_param
-from sqlalchemy_locks.core.typing import MYPY, E, EntityPattern, shaped
+from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, MYPY, E, EntityPattern, shaped
 from sqlalchemy_locks.sql.clock import Now, SecondsAgo
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class StateTransition(EntityPattern[E]):
         }
         self._set_retries = row_admin.SetRetries(self._rows, "StateTransition.set_retries")
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def create(
         self, *ids: Any, queue: Any = None, retries: int | None = None, timeout: float | timedelta | None = None
     ) -> Operation[Any]:
@@ -177,7 +177,7 @@ class StateTransition(EntityPattern[E]):
         capture = _captures
         capture.__name__, capture.__qualname__ = "capture", "StateTransition.capture"
 
-    @shaped(select(literal(True)))
+    @shaped(BOOL_ROW)
     def set_status(
         self, id: Any, status: Any, *, queue: Any = None, claim: Any = None, force: bool = False
     ) -> Operation[Any]:
@@ -212,7 +212,7 @@ class StateTransition(EntityPattern[E]):
             values[param_name("claim")] = claim_number(self._rows, claim)
         return Operation(self._set[claim is not None, bool(force)], values)
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def expire(self, *, limit: int = 1000) -> Operation[Any]:
         """Set the status of captured tasks, in all queues, whose ``timeout`` has passed.
 
@@ -227,7 +227,7 @@ class StateTransition(EntityPattern[E]):
         self._rows.require("updated_at", "expire()")
         return Operation(self._expire, {LIMIT: valid_int(limit, "limit")})
 
-    @shaped(select(literal(True)))
+    @shaped(BOOL_ROW)
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:
         """Set how many captures are left; ``None`` is unlimited.
 

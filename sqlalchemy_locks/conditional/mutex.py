@@ -30,7 +30,7 @@ from sqlalchemy_locks.core.roles import (
     RoleMapping,
     role_param,
 )
-from sqlalchemy_locks.core.typing import shaped, shaped_rows
+from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, shaped, shaped_rows
 from sqlalchemy_locks.errors import OutcomeUnknown
 from sqlalchemy_locks.sql.clock import NowAfterWait
 
@@ -94,7 +94,7 @@ class Mutex:
         self._mapping.require_type("acquired_at", (DateTime,), "an instant")
         self._impls = _MutexImpls(self._mapping)
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def create(self, *ids: Any, queue: Any = None, retries: int | None = None) -> Operation[Any]:
         """Create mutexes, released. Ids that exist are left unchanged.
 
@@ -108,7 +108,7 @@ class Mutex:
         values = row_admin.ids(self._mapping, "mutex.create", ids, queue) | row_admin.retries(self._mapping, retries)
         return Operation(self._impls.create[retries is not None], values)
 
-    @shaped(select(literal(True)))
+    @shaped(BOOL_ROW)
     def acquire(self, id: Any, *, queue: Any = None, owner: str | None = None, nowait: bool = False) -> Operation[Any]:
         """Acquire a mutex if it is free and has a retry left.
 
@@ -124,7 +124,7 @@ class Mutex:
         values = self._mapping.with_owner(self._mapping.identity(id, queue), owner)
         return Operation(self._impls.acquire[bool(nowait)], values)
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def acquire_token(
         self, id: Any, *, queue: Any = None, owner: str | None = None, nowait: bool = False
     ) -> Operation[Any]:
@@ -139,7 +139,7 @@ class Mutex:
         values = self._mapping.with_owner(self._mapping.identity(id, queue), owner)
         return Operation(self._impls.acquire_token[bool(nowait)], values)
 
-    @shaped(select(literal(True)))
+    @shaped(BOOL_ROW)
     def release(self, id: Any, *, queue: Any = None, owner: str | None = None) -> Operation[Any]:
         """Release a mutex.
 
@@ -189,7 +189,7 @@ class Mutex:
         """
         return RowsOperation(self._impls.held, row_admin.limit(limit))
 
-    @shaped(select(literal(True)))
+    @shaped(BOOL_ROW)
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:
         """Set how many acquisitions are left.
 

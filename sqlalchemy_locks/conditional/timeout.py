@@ -27,7 +27,6 @@ from sqlalchemy import (
     bindparam,
     case,
     cast,
-    literal,
     null,
     or_,
     select,
@@ -49,7 +48,7 @@ from sqlalchemy_locks.core.roles import (
     param_name,
     role_param,
 )
-from sqlalchemy_locks.core.typing import shaped, shaped_rows
+from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, shaped, shaped_rows
 from sqlalchemy_locks.sql.clock import Epoch
 
 _ROLES = ("queue", "id", "ts", "timeout", "token", "fence", "retries")
@@ -126,7 +125,7 @@ class Timeout:
             self._mapping.require_type(role, (Integer, Numeric), "seconds since 1970, or for a period")
             self._mapping.require_whole_seconds(role)
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def create(
         self, *ids: Any, queue: Any = None, retries: int | None = None, every: float | timedelta | None = None
     ) -> Operation[Any]:
@@ -149,7 +148,7 @@ class Timeout:
             values[_EVERY.key] = period
         return Operation(self._impls.create[retries is not None], values)
 
-    @shaped(select(literal(True)))
+    @shaped(BOOL_ROW)
     def acquire(self, id: Any, *, queue: Any = None, nowait: bool = False) -> Operation[Any]:
         """Acquire a timeout if its period has ended and it has a retry left.
 
@@ -166,7 +165,7 @@ class Timeout:
         """
         return Operation(self._impls.acquire[bool(nowait)], self._values(id, queue))
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def acquire_token(self, id: Any, *, queue: Any = None, nowait: bool = False) -> Operation[Any]:
         """Acquire a timeout as :meth:`acquire` does, and return a fencing token.
 
@@ -220,7 +219,7 @@ class Timeout:
         chosen = {} if queue is None else self._mapping.queue(queue)
         return RowsOperation(self._impls.listed[queue is not None], row_admin.limit(limit) | chosen)
 
-    @shaped(select(literal(True)))
+    @shaped(BOOL_ROW)
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:
         """Set how many acquisitions are left.
 

@@ -11,12 +11,10 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sqlalchemy_locks import lock, semaphore
-from sqlalchemy_locks.captures.state_transition import StateTransition
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.errors import LockError, NotInstalled, ReentryError
@@ -34,8 +32,7 @@ RETRY_AFTER = 60
 _log = logging.getLogger("sqlalchemy_locks")
 
 
-@dataclass(frozen=True)
-class MaintenanceTask:
+class MaintenanceTask(NamedTuple):
     """A task that runs once in each period; ``run`` returns how many rows it has handled.
 
     :param every: the period, in seconds.
@@ -61,8 +58,14 @@ def _until_none(make: Callable[[], Operation[Any]]) -> Callable[[Locks, Alive | 
     return run
 
 
+def _expire_tasks() -> Operation[Any]:
+    from sqlalchemy_locks.captures.state_transition import StateTransition  # not loaded before it is needed
+
+    return StateTransition().expire()
+
+
 TASKS = (
-    MaintenanceTask("tasks", 60, _until_none(lambda: StateTransition().expire())),
+    MaintenanceTask("tasks", 60, _until_none(_expire_tasks)),
     MaintenanceTask("orphans", 300, lambda locks, alive: locks.sweep(stale_after=DAY, alive=alive)),
     MaintenanceTask("requests", 4 * 3600, _until_none(lambda: semaphore.clean(older_than=7 * DAY))),
     MaintenanceTask("leases", DAY, _until_none(lambda: semaphore.clean_leases(older_than=7 * DAY))),

@@ -13,7 +13,7 @@ from sqlalchemy import ARRAY, BigInteger, Boolean, Integer, Select, bindparam, f
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
-from sqlalchemy_locks.core.typing import shaped
+from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
 from sqlalchemy_locks.dialects import Backend
 from sqlalchemy_locks.errors import LockTimeout
 from sqlalchemy_locks.keys import as_key
@@ -168,7 +168,7 @@ _ACQUIRE = {
 _UNLOCK, _VACUUM, _CREATE = _Unlock(), _Vacuum(), _CreateKeys()
 
 
-@shaped(select(literal(None)))
+@shaped(NONE_ROW)
 def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     """Wait for a key and hold it exclusively until the transaction ends.
 
@@ -190,7 +190,7 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     return Operation(_ACQUIRE[LockMode(False, False, allow_stale)], {"lock_key": as_key(name)})
 
 
-@shaped(select(literal(None)))
+@shaped(NONE_ROW)
 def shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     """Wait for a key and hold it together with other sharers, against exclusive holders, until the transaction ends.
 
@@ -203,7 +203,7 @@ def shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     return Operation(_ACQUIRE[LockMode(True, False, allow_stale)], {"lock_key": as_key(name)})
 
 
-@shaped(select(literal(True)))
+@shaped(BOOL_ROW)
 def try_exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     """Acquire a key exclusively until the transaction ends if it is free; never wait.
 
@@ -220,7 +220,7 @@ def try_exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[An
     return Operation(_ACQUIRE[LockMode(False, True, allow_stale)], {"lock_key": as_key(name)})
 
 
-@shaped(select(literal(True)))
+@shaped(BOOL_ROW)
 def try_shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     """As :func:`try_exclusive`, together with other sharers (see :func:`shared` for new keys).
 
@@ -230,7 +230,7 @@ def try_shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     return Operation(_ACQUIRE[LockMode(True, True, allow_stale)], {"lock_key": as_key(name)})
 
 
-@shaped(select(literal(None)))
+@shaped(NONE_ROW)
 def unlock(name: str | int) -> Operation[Any]:
     """Delete the row of a key that this transaction holds; the key is free when the transaction ends.
 
@@ -245,7 +245,7 @@ def unlock(name: str | int) -> Operation[Any]:
     return Operation(_UNLOCK, {"lock_key": as_key(name)})
 
 
-@shaped(select(literal(1)))
+@shaped(INT_ROW)
 def vacuum() -> Operation[Any]:
     """Delete every key that no transaction holds from the table.
 
@@ -260,7 +260,7 @@ def vacuum() -> Operation[Any]:
     return Operation(_VACUUM, {})
 
 
-@shaped(select(literal(1)))
+@shaped(INT_ROW)
 def create(*names: str | int) -> Operation[Any]:
     """Insert keys into the table before their first use, so that even their first sharers share.
 

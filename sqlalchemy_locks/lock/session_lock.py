@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sqlalchemy import Integer, bindparam, event, literal, select
+from sqlalchemy import Integer, bindparam, event, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
-from sqlalchemy_locks.core.typing import shaped
+from sqlalchemy_locks.core.typing import BOOL_ROW, NONE_ROW, shaped
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import LockTimeout, Unsupported
 from sqlalchemy_locks.keys import as_key
@@ -123,7 +123,7 @@ def _on_reset(dbapi_connection: Any, record: Any, reset_state: Any) -> None:
 _LOCK, _UNLOCK = _SessionLock(), _SessionUnlock()
 
 
-@shaped(select(literal(None)))
+@shaped(NONE_ROW)
 def session_exclusive(name: str | int) -> Operation[Any]:
     """Wait for a lock that this connection holds across transactions, until unlocked, closed or returned to the pool.
 
@@ -145,7 +145,7 @@ def session_exclusive(name: str | int) -> Operation[Any]:
     return Operation(_LOCK, {"lock_key": as_key(name)})
 
 
-@shaped(select(literal(True)))
+@shaped(BOOL_ROW)
 def session_unlock(name: str | int) -> Operation[Any]:
     """Release a lock of :func:`session_exclusive`.
 

@@ -23,7 +23,7 @@ from sqlalchemy_locks.captures.statements import LIMIT
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.operation import Operation, RowsOperation
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
-from sqlalchemy_locks.core.typing import MYPY, E, EntityPattern, shaped
+from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, MYPY, E, EntityPattern, shaped
 from sqlalchemy_locks.dialects import backend_named
 from sqlalchemy_locks.queue.acknowledge import (
     ClaimedJobs,
@@ -243,7 +243,7 @@ class Queue(EntityPattern[E]):
         capture = _capture_jobs
         capture.__name__, capture.__qualname__ = "capture", "Queue.capture"
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def complete(self, jobs: Any) -> Operation[Any]:
         """Mark jobs as completed.
 
@@ -260,7 +260,7 @@ class Queue(EntityPattern[E]):
         """
         return Operation(self._complete, self._jobs.owned(jobs))
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def fail(
         self, jobs: Any, *, error: str, retry_in: float | timedelta | None = None, retry: bool = True
     ) -> Operation[Any]:
@@ -287,7 +287,7 @@ class Queue(EntityPattern[E]):
             return Operation(self._fail["doubling"], values)
         return Operation(self._fail["given"], {**values, "locks_pause": bounded_seconds(retry_in, "retry_in")})
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def release(self, jobs: Any) -> Operation[Any]:
         """Return jobs to the queue untried: the attempt doesn't count.
 
@@ -301,7 +301,7 @@ class Queue(EntityPattern[E]):
         """
         return Operation(self._release, self._jobs.owned(jobs))
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def heartbeat(self, jobs: Any) -> Operation[Any]:
         """Report that jobs are still running, so that they don't count as stalled.
 
@@ -317,7 +317,7 @@ class Queue(EntityPattern[E]):
         """
         return Operation(self._heartbeat, self._jobs.owned(jobs))
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def requeue_stalled(
         self, older_than: float | timedelta = 300, *, queue: str | None = None, limit: int = 1000
     ) -> Operation[Any]:
@@ -334,7 +334,7 @@ class Queue(EntityPattern[E]):
         """
         return self._sweep(self._requeue, limit, queue, locks_older=bounded_seconds(older_than, "older_than"))
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def revive(
         self, *, queue: str | None = None, external_id: UUID | str | None = None, limit: int = 1000
     ) -> Operation[Any]:
@@ -353,7 +353,7 @@ class Queue(EntityPattern[E]):
         values = {LIMIT: valid_int(limit, "limit"), "locks_chosen": as_uuid(external_id)}
         return Operation(self._revive["external_id"], values)
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def delete_finished(
         self, older_than: float | timedelta, *, dead: bool = False, queue: str | None = None, limit: int = 1000
     ) -> Operation[Any]:
@@ -394,7 +394,7 @@ class Queue(EntityPattern[E]):
         """
         return Operation(self._get, {"locks_chosen": as_uuid(id)})
 
-    @shaped(select(literal(True)))
+    @shaped(BOOL_ROW)
     def cancel(self, id: UUID | str) -> Operation[Any]:
         """End a waiting job without running it.
 
@@ -412,7 +412,7 @@ class Queue(EntityPattern[E]):
         """
         return Operation(self._cancel, {"locks_chosen": as_uuid(id)})
 
-    @shaped(select(literal(True)))
+    @shaped(BOOL_ROW)
     def reschedule(
         self, id: UUID | str, *, run_at: datetime | None = None, run_in: float | timedelta | None = None
     ) -> Operation[Any]:
@@ -436,7 +436,7 @@ class Queue(EntityPattern[E]):
             return Operation(self._reschedule["in"], {**values, "locks_run_in": bounded_seconds(run_in, "run_in")})
         return Operation(self._reschedule["at"], {**values, "locks_run_at": utc_instant(run_at)})
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def pause(self, *queues: str) -> Operation[Any]:
         """Let no more jobs of these queues be captured, from the commit on; running jobs continue, and put jobs wait.
 
@@ -450,7 +450,7 @@ class Queue(EntityPattern[E]):
         names = self._names("Queue.pause", queues)
         return Operation(self._pause, {"locks_ids": names})
 
-    @shaped(select(literal(1)))
+    @shaped(INT_ROW)
     def resume(self, *queues: str) -> Operation[Any]:
         """Let jobs of paused queues be captured again; idle workers find them within their ``poll`` seconds.
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from sqlalchemy import Boolean, Integer, Text, bindparam, literal, select, true
+from sqlalchemy import Boolean, Integer, Text, bindparam, true
 from sqlalchemy.exc import IntegrityError
 
 from sqlalchemy_locks._validation import valid_int, valid_name
 from sqlalchemy_locks.core.operation import Execution, Operation
-from sqlalchemy_locks.core.typing import shaped
+from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
 from sqlalchemy_locks.errors import LockTimeout, SemaphoreHeld, UnknownSemaphore
 from sqlalchemy_locks.semaphore.base import (
     LOCK_WAIT,
@@ -167,7 +167,7 @@ def _values(name: str, by: str | None, **values: Any) -> dict[str, Any]:
     return {"name": valid_name(name, "a semaphore's name"), "changed_by": changed_by, "lock_wait": None, **values}
 
 
-@shaped(select(literal(True)))
+@shaped(BOOL_ROW)
 def create(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]:
     """Create a semaphore, unless there is one of that name.
 
@@ -188,7 +188,7 @@ def create_for_lease(name: str) -> Operation[Any]:
     return Operation(_CREATE, _values(name, None, capacity=1, on_demand=True))
 
 
-@shaped(select(literal(1)))
+@shaped(INT_ROW)
 def resize(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]:
     """Change how many permits there are.
 
@@ -206,7 +206,7 @@ def resize(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]
     return Operation(_RESIZE, _values(name, by, capacity=valid_int(capacity, "a capacity", 0)))
 
 
-@shaped(select(literal(None)))
+@shaped(NONE_ROW)
 def delete(name: str, *, by: str | None = None) -> Operation[Any]:
     """Delete a semaphore of which no permit is held.
 

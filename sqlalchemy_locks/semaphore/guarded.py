@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Update, literal, select
+from sqlalchemy import Update
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, execute_in_session
-from sqlalchemy_locks.core.typing import shaped
+from sqlalchemy_locks.core.typing import BOOL_ROW, shaped
 from sqlalchemy_locks.errors import LockLost, Unsupported
 from sqlalchemy_locks.semaphore.base import SemaphoreImpl, external_id_of, lock_request_shared, token_of
 from sqlalchemy_locks.semaphore.statements import RELEASED
@@ -58,7 +58,7 @@ class Guarded(SemaphoreImpl):
         return {"clause": self.update} if self.mapper is None else {"mapper": self.mapper, "clause": self.update}
 
 
-@shaped(select(literal(True)))
+@shaped(BOOL_ROW)
 def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
     """Run an UPDATE only while permits are held, and keep them held until its transaction ends.
 

@@ -10,7 +10,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
-from sqlalchemy_locks.core.typing import shaped
+from sqlalchemy_locks.core.typing import BOOL_ROW, shaped
 from sqlalchemy_locks.semaphore.base import (
     LOCK_WAIT,
     SemaphoreImpl,
@@ -229,7 +229,7 @@ def withdraw(external_id: str) -> Operation[Any]:
     return Operation(_WITHDRAW, _values(external_id))
 
 
-@shaped(select(literal(True)))
+@shaped(BOOL_ROW)
 def renew(external_id: str | Grant) -> Operation[Any]:
     """Restart the time to live of a request.
 

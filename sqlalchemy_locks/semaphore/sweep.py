@@ -9,11 +9,9 @@ from __future__ import annotations
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
-from sqlalchemy import literal, select
-
 from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
-from sqlalchemy_locks.core.typing import shaped
+from sqlalchemy_locks.core.typing import INT_ROW, shaped
 from sqlalchemy_locks.semaphore.base import SemaphoreImpl, end_if_unchanged, reads_snapshot
 from sqlalchemy_locks.semaphore.statements import BATCH
 
@@ -173,7 +171,7 @@ def end_orphans() -> Operation[Any]:
     return Operation(_ORPHANS, {})
 
 
-@shaped(select(literal(1)))
+@shaped(INT_ROW)
 def sweep(*, stale_after: float | timedelta | None = None) -> Operation[Any]:
     """Release what has expired, what is stale, and what a crash left half released.
 
@@ -195,7 +193,7 @@ def stale_age(after: float | timedelta | None) -> float | None:
     return None if after is None else bounded_seconds(after, "stale_after", zero=False)
 
 
-@shaped(select(literal(1)))
+@shaped(INT_ROW)
 def clean(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
     """Delete requests that were released long ago, and their permits: one batch of about 800.
 
@@ -210,7 +208,7 @@ def clean(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
     return Operation(_CLEAN, {"older_than": bounded_seconds(older_than, "older_than")})
 
 
-@shaped(select(literal(1)))
+@shaped(INT_ROW)
 def clean_leases(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
     """Delete semaphores that a lease created on its first use, and that are no longer used: one batch of about 800.
 
@@ -228,7 +226,7 @@ def clean_leases(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
     return Operation(_CLEAN_LEASES, {"older_than": bounded_seconds(older_than, "older_than")})
 
 
-@shaped(select(literal(1)))
+@shaped(INT_ROW)
 def clean_history(*, older_than: float | timedelta = 30 * _DAY) -> Operation[Any]:
     """Delete records of changes of capacity.
 

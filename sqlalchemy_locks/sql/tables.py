@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import (
     JSON,
@@ -42,8 +41,7 @@ _INNODB: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Tables:
+class Tables(NamedTuple):
     """The tables in one schema, or with one prefix."""
 
     installed: Table

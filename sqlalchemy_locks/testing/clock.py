@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
 from datetime import timedelta
 from typing import Any
 
@@ -50,7 +49,7 @@ class Clock:
         """
         passed = bounded_seconds(seconds, "seconds")
         context = build_context(self._engine.dialect, self._engine.get_execution_options())
-        shipped: list[Table] = [getattr(context.tables, field.name) for field in fields(context.tables)]
+        shipped: list[Table] = list(context.tables)
         with self._engine.begin() as connection:
             for table in shipped:
                 # PostgreSQL has a view of this name, and nothing depends on the age of a key
