@@ -521,7 +521,9 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
         else:
             bounded_pool = _with_timeout(type(pool))  # type: ignore[arg-type]
             pooled = bounded_pool(pool, min(within, threading.TIMEOUT_MAX)).connect()
-        return engine._connection_cls(engine, pooled)
+        # to join the engine's listeners costs a sixth of a checkout, even where there are none
+        watched = engine._has_events or getattr(connection_class, "_has_events", False)
+        return engine._connection_cls(engine, pooled, None if watched else False)
     except CheckoutTimeout as error:
         limit = "its own pool_timeout" if within is None else "the timeout"
         raise PoolTimeout(

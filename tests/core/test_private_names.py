@@ -15,6 +15,7 @@ import pytest
 from sqlalchemy import (
     Column,
     Connection,
+    Engine,
     Integer,
     MetaData,
     QueuePool,
@@ -109,6 +110,30 @@ def test_engine_events_are_seen() -> None:
     assert engine._has_events
     with engine.connect() as connection:
         assert connection._has_events or connection.engine._has_events
+
+
+@pytest.mark.parametrize("place", ["engine", "engine with options", "every engine", "connection"])
+def test_a_connection_has_the_listeners_of_its_engine(place: str) -> None:
+    """One whose engine has none doesn't join them, which is a sixth of a checkout's time."""
+    engine = create_engine("sqlite://")
+    heard: list[str] = []
+
+    def listen(*given: Any) -> None:
+        heard.append(given[2])
+
+    if place == "every engine":
+        event.listen(Engine, "before_cursor_execute", listen)
+    elif place != "connection":
+        event.listen(engine, "before_cursor_execute", listen)
+    with connect(engine.execution_options(other=1) if place == "engine with options" else engine) as connection:
+        try:
+            if place == "connection":
+                event.listen(connection, "before_cursor_execute", listen)
+            connection.exec_driver_sql("SELECT 1")
+        finally:
+            if place == "every engine":
+                event.remove(Engine, "before_cursor_execute", listen)
+    assert heard == ["SELECT 1"]
 
 
 def test_echo_is_seen() -> None:
