@@ -63,7 +63,8 @@ class HeldJob:
                 self.captured = True
                 return RunningJob(jobs[0], lambda: short.loss() is not None, held=True)
             if jobs:
-                short.connection.execute(queue.release(jobs))
+                short.abandon()  # as it was, with its unique key
+                return None
         except BaseException as error:
             short.abandon(error)
             raise

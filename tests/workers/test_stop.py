@@ -206,11 +206,11 @@ def test_no_job_starts_after_a_stop(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize(("name", "driver"), [("postgresql15", None), ("mysql", None), ("postgresql15", "asyncpg")])
-def test_a_held_job_is_released_after_a_stop(
+def test_a_held_job_that_a_stop_returns_is_as_it_was(
     servers: Any, engine_to: MakeEngine, name: str, driver: str | None
 ) -> None:
     engine = engine_to(name)
-    put(engine, *range(3), max_attempts=1)
+    put(engine, *range(3), max_attempts=1, unique=["a", "b", "c"])
     begun: list[Any] = []
     worker: Any
 
@@ -237,7 +237,8 @@ def test_a_held_job_is_released_after_a_stop(
     assert begun == []
     with engine.connect() as connection:
         job = build_context(connection.dialect, {}).tables.job
-        assert connection.execute(select(job.c.attempts, job.c.started_at)).all() == [(0, None)] * 3
+        rows = connection.execute(select(job.c.attempts, job.c.started_at, job.c.unique_key)).all()
+    assert sorted(rows) == [(0, None, key) for key in "abc"]
 
 
 def test_a_slot_that_outlives_run_starts_no_job(engine_to: MakeEngine) -> None:
