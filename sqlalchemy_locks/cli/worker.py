@@ -54,7 +54,7 @@ def worker(target: str, queue: str | None, concurrency: int | None, until_empty:
         found.handler = _in_context(found.handler, app.context, not isinstance(found, Worker))
     try:
         if isinstance(found, Worker):
-            _connect(found.config.engine)
+            _begin(found, until_empty)
             found.run(until_empty=until_empty)
         else:
             asyncio.run(_run(found, until_empty))
@@ -64,15 +64,18 @@ def worker(target: str, queue: str | None, concurrency: int | None, until_empty:
         raise _NotDone(str(error)) from None
 
 
-def _connect(engine: Engine) -> None:
+def _begin(found: Worker | AsyncWorker, until_empty: bool) -> None:
     """Connect once: a wrong URL ends the command, which a database that is lost later doesn't."""
+    engine: Engine = found.config.engine
+    location = AppDatabaseUrl.of(engine)
     try:
         with engine.connect():
             pass
     except Exception as error:
-        location = AppDatabaseUrl.of(engine)
         why = " ".join(str(getattr(error, "orig", None) or error).split())
         raise _NotDone(f"{location.display}: {location.redact(why)}") from error
+    if not until_empty:  # cron mails what is printed
+        click.echo(f"Working on the queue {found.config.name!r} of {location.display}; Ctrl-C stops it.", err=True)
 
 
 def _in_context(handler: Any, context: Callable[[], contextlib.AbstractContextManager[object]], is_async: bool) -> Any:
@@ -99,7 +102,7 @@ class _NotDone(click.ClickException):
 
 
 async def _run(found: AsyncWorker, until_empty: bool) -> None:
-    await greenlet_spawn(_connect, found.config.engine)
+    await greenlet_spawn(_begin, found, until_empty)
     await found.run(until_empty=until_empty)
     # aiosqlite's threads would keep the process alive
     await greenlet_spawn(found.config.engine.dispose)

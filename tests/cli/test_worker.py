@@ -21,6 +21,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 engine = create_engine({url!r})
 worker = sl.Worker(sl.Queue(), lambda job: None, bind=engine)
 nothing = 1
+stopped = sl.Worker(sl.Queue(), lambda job: stopped.stop(), bind=engine)
 
 async def awaited(job):
     pass
@@ -46,9 +47,14 @@ def test_a_worker_runs_by_its_name(servers: Servers, tmp_path: Path, monkeypatch
         done = run("worker", "own_app:worker", "--queue", "mail", "--concurrency", "2", "--until-empty")
         assert done.exit_code == 0, done.output
         assert counts(engine)["completed"] == 2
+        assert done.output == ""
         done = run("worker", "own_app:make", "--until-empty")
         assert done.exit_code == 0, done.output
         assert counts(engine)["completed"] == 3
+        put(engine, 4)
+        done = run("worker", "own_app:stopped")
+        assert done.exit_code == 0
+        assert done.output == f"Working on the queue 'default' of {url.partition('?')[0]}; Ctrl-C stops it.\n"
     for wrong, message in {
         "own_app:lost": "nowhere.db: unable to open database file",
         "own_app:lost_too": "nowhere.db: unable to open database file",
