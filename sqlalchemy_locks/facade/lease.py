@@ -292,7 +292,8 @@ class LeaseContext:
         known = self._external_id is not None
         owner = self._semaphores.locks.owner if self._owner is None else self._owner
         request = repeated(self._request, owner, new_id=not known)
-        options: dict[str, Any] = {"kind": self._kind, "known": known, "held": held, "reclaim": self._reclaim}
+        options: dict[str, Any] = {"kind": self._kind, "known": known, "held": held}
+        options |= {"resume": self._resume or not known, "reclaim": self._reclaim}
         for _ in range(_ROUNDS):
             waiter = SemaphoreWaiter(self._semaphores, request, self._timeout, **options)
             try:
@@ -309,9 +310,6 @@ class LeaseContext:
             grant = waiter.wait()
         if not grant.replayed:
             return grant, waiter.asked_at, self._ttl
-        if known and not self._resume:
-            # it may be held by the first caller: it must not be released here
-            raise RequestHeld(f"the request {grant.external_id!r} was granted before, and is held")
         try:
             return (grant, *self._resume_grant(grant, owner))
         except BaseException as error:

@@ -88,9 +88,12 @@ class Locks(LockHost):
         #: the process of the last call of ``owner``, and the name for it
         self._process = 0, ""
         #: runs one operation in a transaction of its own
-        self._run = OperationRunner(engine, maker, self._sleep, self._emit_retried).run
+        self._run = self._runner_on(engine).run
         self._mutex = Mutexes(self)
         self._semaphores = Semaphores(self)
+
+    def _runner_on(self, engine: Engine) -> OperationRunner:
+        return OperationRunner(engine, self._session_maker, self._sleep, self._emit_retried)
 
     @property
     def owner(self) -> str:

@@ -31,6 +31,7 @@ from sqlalchemy_locks.errors import (
     OutcomeUnknown,
     PoolTimeout,
     ReentryError,
+    RequestHeld,
     RequestOver,
     UnknownSemaphore,
 )
@@ -66,6 +67,7 @@ class SemaphoreWaiter:
     :param kind: what events call the block that is about to be entered; ``None`` without a block.
     :param known: the caller has given the id: the request may have been granted before, and must not queue then.
     :param held: how many permits of each semaphore the caller holds, and can't release while it waits.
+    :param resume: a block enters with what was granted before, too.
     :param reclaim: forget an earlier request of this id whose time ran out.
     """
 
@@ -78,11 +80,13 @@ class SemaphoreWaiter:
         kind: str | None = None,
         known: bool = False,
         held: Mapping[str, int] = _NOTHING,
+        resume: bool = True,
         reclaim: bool = False,
     ) -> None:
         self._semaphores, self._engine = semaphores, semaphores.engine
         self._request, self._timeout = request, timeout
-        self._kind, self._known, self._held, self._reclaim = kind, known, held, reclaim
+        self._kind, self._known, self._held = kind, known, held
+        self._resume, self._reclaim = resume, reclaim
         self._permits: dict[str, int] = request._values["permits"]
         self._began = time.monotonic()
         self._deadline = None if timeout is None else self._began + timeout
@@ -109,7 +113,8 @@ class SemaphoreWaiter:
     def wait(self) -> Grant:
         """Wait until the request is granted.
 
-        :raises LockTimeout: :raises RequestOver: :raises ReentryError: as ``Locks.acquire`` and its blocks.
+        :raises LockTimeout: :raises RequestOver: :raises RequestHeld: :raises ReentryError: as ``Locks.acquire`` and its
+            blocks.
         """
         asked, locks = self._request._values, self._semaphores.locks
         ident, kind = asked["external_id"], self._kind or "semaphore"
@@ -122,6 +127,9 @@ class SemaphoreWaiter:
             while True:
                 try:
                     grant = self._wait()
+                    if grant.replayed and not self._resume:
+                        # it may be held by the first caller: it must not be released here
+                        raise RequestHeld(f"the request {ident!r} was granted before, and is held")
                     # a block decides itself whether it resumes a request
                     taken = self._take_over(grant) if grant.replayed and self._kind is None else grant
                     if taken is not None:
@@ -136,7 +144,7 @@ class SemaphoreWaiter:
                         raise
         except OutcomeUnknown as error:
             raise OutcomeUnknown(f"{error}; {hint}") from error
-        except (UnknownSemaphore, IdempotencyConflict, RequestOver):
+        except (UnknownSemaphore, IdempotencyConflict, RequestHeld, RequestOver):
             raise
         except BaseException as error:
             if self._unanswered and isinstance(error, Exception):

@@ -6,6 +6,7 @@ sorted names, a gate in memory, a bounded wait for the rows, up to three retries
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
@@ -19,7 +20,8 @@ from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.core.operation import Operation, installation
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
+from sqlalchemy_locks.dialects.connections import disposing_replaced_pool, engine_with_own_pool
+from sqlalchemy_locks.errors import PoolTimeout
 from sqlalchemy_locks.facade.semaphore_wait import ROW_TIMEOUT, SemaphoreWaiter
 from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.reentry import tables_of
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 Alive = Callable[[list[str]], Iterable[str]]
 
 DAY = 86400.0
-#: the longest lock wait of a background renewal, as a part of the time to live
+_log = logging.getLogger("sqlalchemy_locks")
+#: the longest lock wait of a background renewal, and its longest wait for the pool, as parts of the time to live
 _RENEWAL_WAIT = 1 / 24
 
 
@@ -133,20 +136,23 @@ class Semaphores:
         wait: float | None = None,
         checkout: float | None = None,
         on_lost: Callable[[], object] = lambda: None,
+        engine: Engine | None = None,
     ) -> Any:
         """Run an operation, in autocommit where that is one round trip, unless the app's isolation level forbids it.
 
         :param nonce: :param wait: :param checkout: :param on_lost: as :meth:`OperationRunner.run` takes them.
+        :param engine: another one than that of the locks.
         """
+        run = self.locks._run if engine is None else self.locks._runner_on(engine).run
         if not self._in_transactions:
             try:
-                return self.locks._run(operation, nonce, wait=wait, checkout=checkout, on_lost=on_lost)
+                return run(operation, nonce, wait=wait, checkout=checkout, on_lost=on_lost)
             except DBAPIError as error:
                 # at REPEATABLE READ an operation that waited for a row fails to serialize, at each retry
                 if not backend_for(self.engine.dialect).transient(error):
                     raise
             self._in_transactions = True
-        return self.locks._run(operation, nonce, short=True, wait=wait, checkout=checkout, on_lost=on_lost)
+        return run(operation, nonce, short=True, wait=wait, checkout=checkout, on_lost=on_lost)
 
     def run_on_request(self, operation: Operation[Any]) -> Any:
         """As :meth:`run`, for what may wait for a ``guarded`` write of the request, not longer than ``ROW_TIMEOUT``."""
@@ -176,8 +182,18 @@ class Semaphores:
             wait = min(wait, ttl * _RENEWAL_WAIT)
 
         def renew() -> bool:
-            with disposing_replaced_pool(self.engine):
-                return bool(self.run(semaphore.renew(grant), wait=wait))
+            operation = semaphore.renew(grant)
+            try:
+                with disposing_replaced_pool(self.engine):
+                    return bool(self.run(operation, wait=wait, checkout=ttl * _RENEWAL_WAIT))
+            except PoolTimeout as error:
+                # what holds all connections of the pool may be what the leases are for
+                _log.warning("the lease %r is renewed outside of the app's pool: %s", grant.external_id, error)
+            own = engine_with_own_pool(self.engine)
+            try:
+                return bool(self.run(operation, wait=wait, engine=own))
+            finally:
+                own.dispose()
 
         return renew
 

@@ -165,7 +165,7 @@ class RenewableLease:
         if self.closed:
             return False
         if failure is not None:
-            _log.info("%s could not be renewed: %s", self.description, failure)
+            _log.warning("%s could not be renewed: %s", self.description, failure)
         if self.lost:
             return False
         if failure is None:

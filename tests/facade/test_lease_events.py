@@ -45,6 +45,21 @@ def test_events_of_block(name: str, engine_to: MakeEngine) -> None:
     assert repr(grant.external_id) in str(told[1])
 
 
+def test_request_that_is_held_already_sends_no_event(engine_to: MakeEngine) -> None:
+    """A gauge of what is held is the difference of the blocks that were acquired and released."""
+    engine = engine_to("postgresql15")
+    sem, other = made(engine, 2), sl.Locks(engine)
+    told = hear(other)
+    with sl.Locks(engine).semaphore(sem, external_id=sem), pytest.raises(sl.RequestHeld):
+        with other.semaphore(sem, external_id=sem, resume=False):
+            pass
+    # of another process: this one knows its own
+    held_elsewhere = sl.Locks(engine).acquire({sem: 1}, external_id=f"{sem}-2", ttl=3600)
+    with pytest.raises(sl.RequestHeld), other.semaphore(sem, external_id=held_elsewhere.external_id, resume=False):
+        pass
+    assert told == []
+
+
 @pytest.mark.parametrize("name", ENGINES)
 def test_events_of_loss(name: str, engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     engine, sem = engine_to(name), made(engine_to(name), 2)

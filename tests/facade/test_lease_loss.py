@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, select, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.facade.async_lease import AsyncLostEvent
@@ -25,6 +25,7 @@ from tests.faults.drivers import sync, through_a_proxy
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import (
     PATIENCE,
+    async_connected,
     connected,
     installed,
     until,
@@ -192,6 +193,33 @@ def test_server_restart_loses_no_lease() -> None:
             grant.check()
             with pytest.raises(sl.LockTimeout):
                 sl.Locks(engine).acquire({"restart": 1}, timeout=0)
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "sqlite"])
+def test_pool_that_is_all_in_use_loses_no_lease(servers: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
+    """What holds all connections may be what the leases are for: endpoints, each in its block."""
+    with connected(servers.installed(name, PLAIN[name]), pool_size=2, max_overflow=0) as engine:
+        with sl.Locks(engine).lease(unused("lease"), ttl=1) as grant:
+            busy = [engine.connect() for _ in range(2)]
+            assert not grant.lost.wait(2)
+            for connection in busy:
+                connection.close()
+        assert "is renewed outside of the app's pool: no connection was free" in caplog.text
+        if name == "postgresql15":
+            with engine.connect() as connection:
+                others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
+                until(lambda: connection.scalar(text(others)) <= 2)
+
+
+@pytest.mark.parametrize(("name", "driver"), [("postgresql15", "asyncpg"), ("mysql", "aiomysql")])
+def test_pool_that_tasks_use_up_loses_no_lease(servers: Any, name: str, driver: str) -> None:
+    async def main() -> None:
+        async with async_connected(servers.installed(name, driver), pool_size=1, max_overflow=0) as engine:
+            async with sl.AsyncLocks(engine).lease(unused("lease"), ttl=1) as grant:
+                async with engine.connect():
+                    assert not await grant.lost.wait(2)
+
+    asyncio.run(main())
 
 
 def test_expired_lease_is_never_renewed(engine_to: MakeEngine) -> None:
