@@ -22,6 +22,7 @@ from typing import Any, NoReturn, TypeVar
 
 from sqlalchemy import URL, Engine, event
 from sqlalchemy.engine import Connection
+from sqlalchemy.event.base import _JoinedDispatcher
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
@@ -521,7 +522,7 @@ def connect(engine: Engine, within: float | None = None) -> Connection:
         else:
             bounded_pool = _with_timeout(type(pool))  # type: ignore[arg-type]
             pooled = bounded_pool(pool, min(within, threading.TIMEOUT_MAX)).connect()
-        # to join the engine's listeners costs a sixth of a checkout, even where there are none
+        # to join the engine's listeners costs a sixth of a checkout, even where there are none: see hear_engine()
         watched = engine._has_events or getattr(connection_class, "_has_events", False)
         return engine._connection_cls(engine, pooled, None if watched else False)
     except CheckoutTimeout as error:
@@ -585,6 +586,13 @@ def _with_timeout(kind: type[QueuePool]) -> Callable[[QueuePool, float], QueuePo
             return self._shared._create_connection()  # the record keeps its pool, which must not be this view
 
     return BoundedPool
+
+
+def hear_engine(connection: Connection) -> None:
+    """Have a connection of :func:`connect` hear what its engine's listeners, of now and later, are to hear."""
+    private: Any = connection
+    if not isinstance(private.dispatch, _JoinedDispatcher):
+        private.dispatch = private.dispatch._join(private.engine.dispatch)
 
 
 def return_to_pool(connection: Connection, error: BaseException | None = None, *, committed: bool = False) -> None:

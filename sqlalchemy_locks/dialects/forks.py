@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Iterator
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -22,8 +23,8 @@ _engines: WeakSet[Engine] = WeakSet()
 #: the pools of parents: where their connections were collected as garbage, asyncio's event loop, whose selector both
 #: processes share, would forget the parent's sockets
 _kept: list[Any] = []
-#: device and inode of the files that were open when this process was forked, by descriptor
-_inherited: dict[int, tuple[int, int]] = {}
+#: device and inode of the files that were open when this process, or one that it descends from, was forked
+_inherited: set[tuple[int, int]] = set()
 
 
 def replace_pool_in_forks(engine: Engine) -> None:
@@ -44,23 +45,25 @@ def forked() -> bool:
 
 
 def is_inherited(path: str) -> bool:
-    """Return whether a file was open when this process was forked, and still is."""
+    """Return whether a file was open when this process was forked.
+
+    That it is closed now changes nothing: what SQLite believes to hold of it stays in the memory of this process, which
+    may have closed the descriptor without SQLite (as a daemon does), and even have it for another file.
+    """
     try:
         file = os.stat(path)
     except OSError:
         return False  # it was deleted
-    return any(
-        known == (file.st_dev, file.st_ino) and _identity(descriptor) == known
-        for descriptor, known in _inherited.items()
-    )
+    return (file.st_dev, file.st_ino) in _inherited
 
 
-def _identity(descriptor: int) -> tuple[int, int] | None:
-    try:
-        status = os.fstat(descriptor)
-    except OSError:
-        return None
-    return (status.st_dev, status.st_ino) if stat.S_ISREG(status.st_mode) else None
+def _open_files(folder: str) -> Iterator[tuple[int, int]]:
+    """Yield device and inode of each regular file that is open."""
+    for name in os.listdir(folder):
+        with contextlib.suppress(OSError):  # the descriptor of the folder itself
+            status = os.fstat(int(name))
+            if stat.S_ISREG(status.st_mode):
+                yield status.st_dev, status.st_ino
 
 
 def _close_files() -> None:
@@ -68,16 +71,16 @@ def _close_files() -> None:
     for engine in list(_engines):
         dialect, pool = engine.dialect, cast(Any, engine.pool)
         with contextlib.suppress(Exception):
-            if dialect.name == "sqlite" and not (dialect.is_async or is_in_memory(engine.url) or pool.checkedout()):
-                pool.dispose()
+            of_file = dialect.name == "sqlite" and not (dialect.is_async or is_in_memory(engine.url))
+            if of_file and pool.checkedout() <= 0:
+                # not pool.dispose(): if another thread connected meanwhile, the pool would count wrongly from then on
+                engine.dispose()
 
 
 def _after_fork() -> None:
-    _inherited.clear()
     for folder in ("/proc/self/fd", "/dev/fd"):
         with contextlib.suppress(OSError):
-            known = ((int(name), _identity(int(name))) for name in os.listdir(folder))
-            _inherited.update((descriptor, file) for descriptor, file in known if file is not None)
+            _inherited.update(_open_files(folder))
             break
     for engine in list(_engines):
         with contextlib.suppress(Exception):

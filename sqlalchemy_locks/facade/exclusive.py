@@ -27,7 +27,7 @@ from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.core.operation import Execution, Operation, installation, prepare_commit
 from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connect, connected, has_room
+from sqlalchemy_locks.dialects.connections import connect, connected, has_room, hear_engine
 from sqlalchemy_locks.errors import LockLost, LockTimeout, ReentryError, StaleSnapshot
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.lock.key_holders import holders_now
@@ -102,6 +102,7 @@ class Held:
     def _bind_session(self, session: Session) -> None:
         """Keep a session in the transaction that holds the lock, even one whose class routes elsewhere."""
         short, connection = self._short, self._short.connection
+        hear_engine(connection)
 
         def get_bind(*_: Any, **named: Any) -> Any:
             if connection.closed:
@@ -117,14 +118,18 @@ class Held:
                 short.guard(self._mark_lost)
             return connection
 
-        def close() -> None:
-            # the block would commit what was flushed, and not the rest
-            if session.in_transaction():
-                short.close_inside()
-            type(session).close(session)
+        def ending(end: Callable[[Session], None]) -> Callable[[], None]:
+            def end_inside() -> None:
+                # the block would commit what was flushed, and not the rest
+                if session.in_transaction():
+                    short.close_inside()
+                end(session)
+
+            return end_inside
 
         session.get_bind = get_bind  # type: ignore[method-assign]
-        session.close = close  # type: ignore[method-assign]
+        session.close = ending(type(session).close)  # type: ignore[method-assign]
+        session.reset = ending(type(session).reset)  # type: ignore[method-assign]
         self._session = session
 
     @property

@@ -348,28 +348,30 @@ class LeaseContext:
                 )
 
     def _release(self, grant: Grant, error: BaseException | None) -> Released:
+        # as if the process had died: the work isn't done, and may be begun again
+        abandons = self._reclaim and error is not None
+        again = abandon(grant, once=False) if abandons else semaphore.release(grant)
         try:
             try:
                 released: Released
-                if self._reclaim and error is not None:
-                    # as if the process had died: the work isn't done, and may be begun again
-                    released = self._semaphores.run_on_request(abandon(grant))
+                if abandons:
+                    released = self._semaphores.run_on_request(abandon(grant, once=True))
                 else:
                     released = self._semaphores.run_release(release_once(grant), grant)
             except OutcomeUnknown:
                 # the first one may have released it
-                self._semaphores.run_on_request(semaphore.release(grant))
+                self._semaphores.run_on_request(again)
                 released = Released.RELEASED
-        except Exception as error:
+        except Exception as failed:
             # the block's work is done, and its result must not be lost: the permits expire, since they aren't renewed
-            self._log_unreleased(grant, error)
+            self._log_unreleased(grant, failed)
             return Released.RELEASED
         except BaseException:
             # cancelled or interrupted
             try:
-                self._semaphores.shield(self._semaphores.run_on_request, semaphore.release(grant))
-            except BaseException as error:
-                self._log_unreleased(grant, error)
+                self._semaphores.shield(self._semaphores.run_on_request, again)
+            except BaseException as failed:
+                self._log_unreleased(grant, failed)
             raise
         return released
 

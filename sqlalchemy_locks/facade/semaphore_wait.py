@@ -44,7 +44,7 @@ from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.semaphore.acquire import acquire_in_turn
 from sqlalchemy_locks.semaphore.availability import availability, exhausted_in
-from sqlalchemy_locks.semaphore.release import adopt, forget_expired, withdraw
+from sqlalchemy_locks.semaphore.release import adopt, forget, forget_expired, withdraw
 from sqlalchemy_locks.values import Grant, PermitHolder
 
 if TYPE_CHECKING:
@@ -113,8 +113,7 @@ class SemaphoreWaiter:
     def wait(self) -> Grant:
         """Wait until the request is granted.
 
-        :raises LockTimeout: :raises RequestOver: :raises RequestHeld: :raises ReentryError: as ``Locks.acquire`` and its
-            blocks.
+        :raises LockTimeout: :raises RequestHeld: :raises RequestOver: :raises ReentryError: as ``Locks.semaphore``.
         """
         asked, locks = self._request._values, self._semaphores.locks
         ident, kind = asked["external_id"], self._kind or "semaphore"
@@ -151,13 +150,14 @@ class SemaphoreWaiter:
                 raise OutcomeUnknown(
                     f"{self._request.name}: a reply was lost, and what followed failed: it was done, or not; {hint}"
                 ) from error
-            if not self._known and (self._late_attempt or not isinstance(error, Exception)):
+            if not (self._known and self._resume) and (self._late_attempt or not isinstance(error, Exception)):
                 # cancelled or interrupted, perhaps after it was granted, or an attempt may reach the server only now:
-                # nobody else knows the id
+                # nobody else knows the id, or may enter with it, though this block did not begin
+                undo = forget(ident, self._nonce) if self._known else withdraw(ident)
                 # a caller that isn't cancelled doesn't wait for long
                 run = partial(self._semaphores.run, wait=ROW_TIMEOUT if isinstance(error, Exception) else None)
                 with contextlib.suppress(Exception):
-                    self._semaphores.shield(run, withdraw(ident))
+                    self._semaphores.shield(run, undo)
             if isinstance(error, LockTimeout):
                 # a single attempt is to be cheap: it doesn't ask for the holders
                 holders = self._permit_holders() if self._timeout else ()

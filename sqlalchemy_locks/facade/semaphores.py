@@ -32,6 +32,8 @@ from sqlalchemy_locks.semaphore.sweep import end_orphans, overdue_requests, owne
 from sqlalchemy_locks.values import Grant, Released
 
 if TYPE_CHECKING:
+    from sqlalchemy import Engine
+
     from sqlalchemy_locks.facade.locks import Locks
 
 Alive = Callable[[list[str]], Iterable[str]]

@@ -86,14 +86,15 @@ async def run_in_greenlet(function: Callable[P, T], *args: P.args, **kwargs: P.k
         if worker.dead:  # greenlet returns a GreenletExit, which it doesn't raise
             raise found
         try:
-            value = await found
+            value = [await found]
         except BaseException as error:
             # a task may be resumed in another greenlet (nest_asyncio, eager tasks), to which the worker then returns
             caller = worker.parent = getcurrent()
             found = worker.throw(type(error), error, error.__traceback__)
         else:
             caller = worker.parent = getcurrent()
-            found = worker.switch(value)
+            # not kept: a cancellation's traceback has this frame, and an open cursor of SQLite's keeps its lock
+            found = worker.switch(value.pop())
     answer: T = done.answer
     done.answer = worker.gr_context = None
     # an idle worker keeps its caller alive, which may only be the greenlet that a thread begins with

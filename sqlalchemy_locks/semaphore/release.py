@@ -71,6 +71,16 @@ class ReleasePermits(SemaphoreImpl):
         return Released.RELEASED
 
 
+def _insert_ended(execution: Execution, sql: Any) -> None:
+    """Insert a request that has ended, unless there is one of this id: it waits for one that is under way."""
+    values = {name: execution.values[name] for name in ("external_id", "token")}
+    try:
+        execution.execute(sql.withdraw, {**values, "owner": None, "ttl_seconds": None, "state": RELEASED})
+    except IntegrityError as error:
+        if not execution.backend.duplicate(error):
+            raise
+
+
 class WithdrawRequest(ReleasePermits):
     """Ends a request that may still be under way: it waits for that one, and one that arrives later is not granted."""
 
@@ -80,18 +90,7 @@ class WithdrawRequest(ReleasePermits):
         return None
 
     def run_statements(self, execution: Execution, sql: Any) -> Released:
-        row = {
-            "external_id": execution.values["external_id"],
-            "owner": None,
-            "ttl_seconds": None,
-            "state": RELEASED,
-            "token": None,
-        }
-        try:
-            execution.execute(sql.withdraw, row)
-        except IntegrityError as error:
-            if not execution.backend.duplicate(error):
-                raise
+        _insert_ended(execution, sql)
         return super().run_statements(execution, sql)
 
 
@@ -109,6 +108,16 @@ class AbandonRequest(ReleasePermits):
             return Released.UNKNOWN
         delete_request(execution, sql, request.id)
         return Released.RELEASED if request.state != RELEASED else Released.ALREADY_RELEASED
+
+
+class ForgetRequest(AbandonRequest):
+    """Deletes a request that may still be under way, so that its id can be granted again."""
+
+    name = "semaphore.forget"
+
+    def run_statements(self, execution: Execution, sql: Any) -> Released:
+        _insert_ended(execution, sql)
+        return super().run_statements(execution, sql)
 
 
 class RenewRequest(SemaphoreImpl):
@@ -175,7 +184,8 @@ def _expired_at_end(execution: Execution) -> Any:
 
 _RELEASE, _RELEASE_ONCE, _WITHDRAW = ReleasePermits(), ReleasePermits(once=True), WithdrawRequest()
 _UNFLUSHED, _UNFLUSHED_ONCE = ReleasePermits(durable=False), ReleasePermits(once=True, durable=False)
-_ABANDON, _RENEW, _ADOPT, _FORGET_EXPIRED = AbandonRequest(once=True), RenewRequest(), AdoptRequest(), ForgetExpired()
+_ABANDON, _ABANDON_ONCE, _FORGET = AbandonRequest(), AbandonRequest(once=True), ForgetRequest()
+_RENEW, _ADOPT, _FORGET_EXPIRED = RenewRequest(), AdoptRequest(), ForgetExpired()
 
 
 def _values(given: str | Grant) -> dict[str, Any]:
@@ -211,9 +221,12 @@ def release_once(grant: Grant) -> Operation[Any]:
     return Operation(_RELEASE_ONCE, _values(grant))
 
 
-def abandon(grant: Grant) -> Operation[Any]:
-    """Return the release at the end of a block that failed and reclaims its id; a lost reply is ``OutcomeUnknown``."""
-    return Operation(_ABANDON, _values(grant))
+def abandon(grant: Grant, *, once: bool) -> Operation[Any]:
+    """Return the release at the end of a block that failed and reclaims its id.
+
+    :param once: a lost reply is ``OutcomeUnknown``.
+    """
+    return Operation(_ABANDON_ONCE if once else _ABANDON, _values(grant))
 
 
 def unflushed(release: Operation[Any]) -> Operation[Any]:
@@ -227,6 +240,14 @@ def unflushed(release: Operation[Any]) -> Operation[Any]:
 def withdraw(external_id: str) -> Operation[Any]:
     """Return the release of a request whose caller was cancelled before the answer came."""
     return Operation(_WITHDRAW, _values(external_id))
+
+
+def forget(external_id: str, token: str) -> Operation[Any]:
+    """Delete the request of a caller that was cancelled before the answer came, and none of another caller's.
+
+    :param token: what that caller's request has.
+    """
+    return Operation(_FORGET, {"external_id": external_id_of(external_id), "token": token, "lock_wait": None})
 
 
 @shaped(BOOL_ROW)

@@ -296,7 +296,10 @@ class AsyncWorker(ObservedWorker):
                 self._loop.call_soon(self._begin_unless_stopping, state, following, tasks)
 
     def _begin_unless_stopping(self, state: WorkerState, job: RunningJob, tasks: set[asyncio.Task[None]]) -> None:
-        if not state.stopping:  # otherwise it is released
+        if state.stopping:
+            state.put_back(job)
+            self._wake.set()
+        else:
             self._begin(state, job, tasks)
 
     async def _call_handler(self, job: Any) -> BaseException | None:
@@ -313,6 +316,8 @@ class AsyncWorker(ObservedWorker):
         config = self.config
         state = self._state = WorkerState(self, config, self._stop, _sleep, self._wake_from_thread)
         idle = IdleSlots(config.concurrency, until_empty)
+        if len(self._slot_wakes) != config.concurrency:  # it was changed
+            self._make_events()
         helds: dict[asyncio.Event, HeldJob] = {}
         slots = [asyncio.create_task(self._run_holding_slot(wake, idle, state, helds)) for wake in self._slot_wakes]
         state.heartbeats.start()
@@ -389,7 +394,7 @@ class AsyncWorker(ObservedWorker):
         if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
             await run_in_greenlet(held.abandon)
             raise error
-        await run_in_greenlet(held.finish, job, error)
+        await shielded(run_in_greenlet(held.finish, job, error), raise_cancelled=True)
         if cancelled is not None and self._is_cancelled():
             raise cancelled  # the handler had returned, or did so though it was cancelled
         idle.clear()  # the handler may have put jobs that others have looked for before

@@ -56,7 +56,6 @@ class HeldJob:
         short = self._transaction
         short.open()
         try:
-            queue = self.config.queue
             jobs: list[Any] = self._unread() if operation is None else list(short.connection.execute(operation))
             if jobs and not stopped():
                 short.use()
@@ -129,7 +128,8 @@ class HeldJob:
 
     def abandon(self) -> None:
         """Roll back: the job returns to the queue, untried."""
-        self._transaction.abandon()
+        if hasattr(self._transaction, "connection"):  # otherwise there is no connection yet
+            self._transaction.abandon()
 
 
 class IdleSlots:

@@ -125,6 +125,12 @@ class WorkerState:
         with self._lock:
             return self._take()
 
+    def put_back(self, job: RunningJob) -> None:
+        """Note that a job which was taken is not begun: it waits again, and is released with those that wait."""
+        with self._lock:
+            self.running.pop(id(job), None)
+            self.waiting.appendleft(job._row)
+
     def done(self, job: RunningJob, error: BaseException | None) -> bool:
         """Note that a handler has returned or raised; never raises.
 

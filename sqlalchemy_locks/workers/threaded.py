@@ -326,6 +326,15 @@ class Worker(ObservedWorker):
             state.heartbeats.end()
 
     def _run_holding_slot(self, wake: WakeEvent, stop: StopRequest, idle: IdleSlots, state: WorkerState) -> None:
+        try:
+            self._run_held_jobs(wake, stop, idle, state)
+        except BaseException as error:
+            # as in _run_slot
+            state.fail(error)
+
+    def _run_held_jobs(self, wake: WakeEvent, stop: StopRequest, idle: IdleSlots, state: WorkerState) -> None:
+        """Capture, run and finish one job after another."""
+
         def stopped() -> bool:
             return stop.requested or state.stopping or idle.all
 
@@ -342,10 +351,9 @@ class Worker(ObservedWorker):
                     state.fail(error)
                     return
                 pause = state.held_failed(error, captured=held.captured)
-            except BaseException as error:
+            except BaseException:
                 held.abandon()
-                state.fail(error)
-                return
+                raise
             if idle.all:
                 self._wake_all()
             if not found and not stopped():

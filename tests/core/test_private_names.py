@@ -38,6 +38,7 @@ from sqlalchemy_locks.dialects.connections import (
     begin_failed,
     connect,
     engine_with_own_pool,
+    hear_engine,
     on_driver_error,
     on_statement_and_commit,
     return_to_pool,
@@ -58,6 +59,7 @@ OF_CONNECTIONS = {
     "_autobegin": "dialects/connections.py",
     "_Connection__in_begin": "dialects/connections.py",
     "_has_events": "dialects/connections.py",
+    "_JoinedDispatcher": "dialects/connections.py",
     "_nested_transaction": "dialects/connections.py",
     "_echo": "dialects/connections.py",
     "_commit_impl": "dialects/connections.py",
@@ -133,6 +135,15 @@ def test_a_connection_has_the_listeners_of_its_engine(place: str) -> None:
         finally:
             if place == "every engine":
                 event.remove(Engine, "before_cursor_execute", listen)
+    assert heard == ["SELECT 1"]
+
+
+def test_a_connection_hears_listeners_that_come_later() -> None:
+    engine, heard = create_engine("sqlite://"), []
+    with connect(engine) as connection:
+        hear_engine(connection)
+        event.listen(engine, "before_cursor_execute", lambda *given: heard.append(given[2]))
+        connection.exec_driver_sql("SELECT 1")
     assert heard == ["SELECT 1"]
 
 
