@@ -187,9 +187,12 @@ def semaphore(
     :return: as :func:`exclusive`; the value is an :class:`~sqlalchemy_locks.AsyncLease`.
 
     A full semaphore is answered 429. A repeated key is answered 409: *in-progress* with ``Retry-After`` while it is
-    held, *key-spent* when its request has ended, finished or not (except with ``reclaim``; with ``Retry-After`` where
-    ``unless`` may find its answer now), *another-request* when it was for other permits. A request that was answered
-    429 may be sent again with its key.
+    held, *key-spent* when its request has ended, finished or not (except with ``reclaim``), *another-request* when it
+    was for other permits. With ``unless``, *key-spent* has a ``Retry-After`` for a minute: the answer may have been
+    stored since ``unless`` looked for it. A request that was answered 429 may be sent again with its key.
+
+    A request whose permits were lost is answered 503 with ``scope="function"``; otherwise its response has been sent,
+    and the loss is logged.
 
     >>> @app.post("/exports", dependencies=[semaphore("exports", ttl=60, timeout=0)])
     ... async def export() -> FileResponse: ...
@@ -213,8 +216,8 @@ def semaphore(
             requested, ttl=checked_ttl, timeout=wait, external_id=external_id, resume=False, reclaim=reclaim
         )
 
-    spent = KEY_SPENT if unless is None else ANSWERED
-    kinds = (NO_ROOM, NOT_FOUND, *((IN_PROGRESS, ANOTHER_REQUEST, spent) if key is not None else ()))
+    spent = (KEY_SPENT,) if unless is None else (KEY_SPENT, ANSWERED)
+    kinds = (NO_ROOM, NOT_FOUND, *((IN_PROGRESS, ANOTHER_REQUEST, *spent) if key is not None else ()))
     retry = _retry(retry_after, wait)
     return Depends(RouteLock(names, block, kinds, scope, retry, locks, key, unless), scope=scope)
 

@@ -7,6 +7,7 @@ with a ``LockProblem``.
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Annotated, Any, Literal
@@ -16,7 +17,8 @@ from fastapi.responses import StreamingResponse
 from starlette.requests import HTTPConnection
 
 from sqlalchemy_locks._validation import valid_name
-from sqlalchemy_locks.errors import LockError, UnknownSemaphore
+from sqlalchemy_locks.errors import LockError, RequestOver, UnknownSemaphore
+from sqlalchemy_locks.facade.async_lease import AsyncLease
 from sqlalchemy_locks.facade.async_locks import AsyncLocks
 from sqlalchemy_locks.integrations.lock_names import Parameters, Template
 from sqlalchemy_locks.integrations.problem import (
@@ -32,6 +34,7 @@ from sqlalchemy_locks.integrations.problem import (
     problem,
 )
 from sqlalchemy_locks.integrations.starlette import LockProblem, answer
+from sqlalchemy_locks.semaphore.availability import ended_ago
 
 #: a name with the route's parameters in braces, or a dependency that returns the name
 Name = str | Callable[..., Any]
@@ -41,6 +44,9 @@ Scope = Literal["function", "request"]
 MakeBlock = Callable[[AsyncLocks, list[str], Any], AbstractAsyncContextManager[Any]]
 
 _HANDLERS = "starlette.exception_handlers"
+#: seconds after the end of a request within which its answer may have been stored since it was looked for
+_ANSWER_WITHIN = 60
+_log = logging.getLogger("sqlalchemy_locks")
 
 
 class RouteLock:
@@ -97,9 +103,16 @@ class RouteLock:
             key = None if given.get("key") is None else valid_name(given["key"], "an idempotency key")
         except ValueError as error:
             raise self._problem(connection, BAD_NAME) from error
-        block = self._make_block(self._locks or given["locks"], names, key)
+        locks = self._locks or given["locks"]
+        block = self._make_block(locks, names, key)
         try:
             held = await block.__aenter__()
+        except RequestOver as error:
+            kind = KEY_SPENT
+            if ANSWERED in self.kinds:
+                ago = await locks.run(ended_ago(str(key)))
+                kind = KEY_SPENT if ago is None or ago > _ANSWER_WITHIN else ANSWERED
+            raise self._problem(connection, kind) from error
         except LockError as error:
             self._refuse(connection, error)
             raise
@@ -115,6 +128,11 @@ class RouteLock:
             except LockError as error:
                 if self._scope == "function":  # otherwise the response has been sent
                     self._refuse(connection, error)
+                elif isinstance(held, AsyncLease):
+                    # no work was lost with it, and a handler for the error could answer nothing
+                    where = f"{connection.scope.get('method', '')} {connection.url.path}".strip()
+                    _log.error("%s was answered, but did not hold its permits to the end: %s", where, error)
+                    return
                 raise
 
     def check(self, route: Any) -> None:
@@ -143,8 +161,6 @@ class RouteLock:
 
     def _refuse(self, connection: HTTPConnection, error: LockError) -> None:
         kind = NOT_FOUND if self._dynamic and isinstance(error, UnknownSemaphore) else kind_of(error)
-        if kind is KEY_SPENT and ANSWERED in self.kinds:
-            kind = ANSWERED
         if kind is not FAILED:
             raise self._problem(connection, kind) from error
 

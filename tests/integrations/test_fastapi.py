@@ -433,6 +433,62 @@ def test_a_key_whose_answer_is_stored_meanwhile_is_to_be_sent_again(servers: Any
     run(main)
 
 
+def test_a_key_without_an_answer_is_to_be_sent_again_for_a_minute(servers: Any) -> None:
+    async def main() -> None:
+        async with served(servers, "postgresql15/asyncpg") as (app, locks):
+            room, key = unused("exports"), unused("key")
+            await locks.run(sl.semaphore.create(room, 2))
+
+            def before() -> None:
+                return None
+
+            @app.post("/exports", dependencies=[semaphore(room, key=required_key, unless=before, scope="function")])
+            async def export() -> str:
+                return "nothing is stored"
+
+            async with client_of(app) as client:
+                assert (await client.post("/exports", headers={"Idempotency-Key": key})).status_code == 200
+                soon = await client.post("/exports", headers={"Idempotency-Key": key})
+                with create_engine(installed(servers, "postgresql15"), poolclass=NullPool).begin() as connection:
+                    earlier = "SET updated_at = updated_at - interval '2 minutes'"
+                    connection.execute(
+                        text(f"UPDATE lock.permit_request {earlier} WHERE external_id = :key"), {"key": key}
+                    )
+                late = await client.post("/exports", headers={"Idempotency-Key": key})
+            assert (code(soon), soon.headers["Retry-After"]) == ((409, "key-spent"), "1")
+            assert (code(late), "Retry-After" in late.headers) == ((409, "key-spent"), False)
+            assert "use a new key for a new request" in late.json()["detail"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("handled", [False, True])
+def test_permits_that_are_lost_after_the_response_are_logged(
+    servers: Any, handled: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A handler for the error could answer nothing any more, and the server would log that it was called."""
+
+    async def main() -> None:
+        async with served(servers, "postgresql15/asyncpg") as (app, locks):
+            room = unused("exports")
+            await locks.run(sl.semaphore.create(room, 2))
+            if handled:
+                app.add_exception_handler(sl.LockError, answer)
+
+            @app.post("/exports")
+            async def export(grant: Annotated[AsyncLease, semaphore(room)]) -> str:
+                await locks.release(grant.external_id)  # as a sweep does
+                return "done"
+
+            async with client_of(app) as client:
+                assert (await client.post("/exports")).json() == "done"
+            assert f"POST /exports was answered, but did not hold its permits to the end: the permits of '{room}'" in (
+                caplog.text
+            )
+
+    run(main)
+
+
 @pytest.mark.parametrize("which", ENGINES)
 def test_lease_contention_is_answered_423(servers: Any, which: str) -> None:
     async def main() -> None:
