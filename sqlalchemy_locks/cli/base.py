@@ -135,7 +135,8 @@ def _run(screen: Screen, location: DatabaseUrl, work: Callable[[Database], int |
         return EXIT_INTERRUPTED
     except LockError as error:
         code = EXIT_ERROR if isinstance(error, NotInstalled) else EXIT_NEGATIVE
-        _fail(screen, code, type(error).__name__, location.redact(str(error)))
+        message = str(error).removesuffix(": make it with semaphore.create")  # for Python's users
+        _fail(screen, code, type(error).__name__, location.redact(message))
     except (ValueError, TypeError) as error:
         # an operation's refusal is a message for the user; anything else is a defect, which needs its traceback
         if not _raised_by_library(error):
@@ -207,9 +208,17 @@ def seconds(value: Any) -> float:
     return float(match[1]) * _UNITS[match[2]]
 
 
-def duration_option(*names: str, **settings: Any) -> Callable[[F], F]:
+def seconds_of_unit(value: Any) -> float:
+    """As :func:`seconds`; a number other than 0 needs its unit."""
+    found = seconds(value)
+    if found and _DURATION.fullmatch(str(value).strip())[2] == "":  # type: ignore[index]
+        raise click.BadParameter(f"{value} of what? {value}s, {value}m, {value}h or {value}d.")
+    return found
+
+
+def duration_option(*names: str, needs_unit: bool = False, **settings: Any) -> Callable[[F], F]:
     """Return an option whose value is a duration, in seconds."""
-    return click.option(*names, type=seconds, metavar="DURATION", **settings)
+    return click.option(*names, type=seconds_of_unit if needs_unit else seconds, metavar="DURATION", **settings)
 
 
 @contextlib.contextmanager

@@ -74,7 +74,7 @@ def queue_table(rows: list[dict[str, Any]]) -> Any:
 @database_command()
 def requeue(
     screen: Screen, database: Database, queue_id: str | None, stalled_for: float, dead: bool, job: str | None
-) -> None:
+) -> int | None:
     """Return stalled or dead jobs to the queue.
 
     A stalled job's attempt counts; after its last attempt the job is dead. Make --stalled-for several times the
@@ -91,12 +91,18 @@ def requeue(
         operation = jobs.requeue_stalled(stalled_for, queue=queue_id, limit=_BATCH)
     requeued = _in_batches(screen, database, operation, "Requeueing")
     what = "dead" if dead or job is not None else "stalled"
-    message = f"Requeued: {counted(requeued, f'{what} job')}"
-    screen.show({"requeued": requeued, "which": what}, sentence(message, "green"))
+    message, color = f"Requeued: {counted(requeued, f'{what} job')}", "green"
+    if job is not None and not requeued:
+        known = Locks(database.engine).run(jobs.get(job)) is not None
+        message, color = f"{job!r} is not dead" if known else f"There is no job {job!r}", "yellow"
+    screen.show({"requeued": requeued, "which": what}, sentence(message, color))
+    return EXIT_NEGATIVE if color == "yellow" else None
 
 
 @queue.command()
-@duration_option("--older-than", required=True, help="Only jobs that ended so long ago, e.g. 7d; 0 for all.")
+@duration_option(
+    "--older-than", needs_unit=True, required=True, help="Only jobs that ended so long ago, e.g. 7d; 0 for all."
+)
 @click.option("--dead", is_flag=True, help="Dead jobs instead of completed ones.")
 @click.option("--queue", "queue_id", metavar="QUEUE", help="Only this queue.")
 @click.option("--yes", is_flag=True, help="Don't ask for confirmation.")
@@ -160,6 +166,8 @@ def reschedule(screen: Screen, database: Database, job: str, run_in: float | Non
             instant = datetime.fromisoformat(run_at.replace("Z", "+00:00"))
         except ValueError:
             raise click.BadParameter(f"{run_at!r} is no time: 2030-01-31T12:00+00:00 is.") from None
+        if instant.tzinfo is None:
+            raise click.BadParameter(f"{run_at!r} has no offset from UTC: {run_at}+00:00 has.")
         operation = Queue().reschedule(job, run_at=instant)
     return _change(screen, database, job, operation, "rescheduled")
 

@@ -78,7 +78,7 @@ def test_semaphore_create_resize_delete(cli: Cli) -> None:
     for command in (["resize", "slots", "2"], ["delete", "slots", "--yes"]):
         told = cli.json("semaphore", *command, code=1)
         assert told["error"] == "UnknownSemaphore"
-        assert "there is no semaphore 'slots'" in told["message"]
+        assert told["message"] == "there is no semaphore 'slots'"
     assert "There is no semaphore 'slots'" in cli("semaphore", "list", "slots", code=1).stdout
 
 
@@ -111,7 +111,9 @@ def test_queue_commands(cli: Cli) -> None:
     assert cli.json("queue", "requeue", "mail", "--stalled-for", "0") == {"requeued": 1, "which": "stalled"}
     one = str(UUID(str(jobs[1].external_id)))
     assert cli.json("queue", "requeue", "--job", one) == {"requeued": 1, "which": "dead"}
-    assert cli.json("queue", "requeue", "--job", one)["requeued"] == 0
+    assert cli.json("queue", "requeue", "--job", one, code=1)["requeued"] == 0
+    assert f"'{one}' is not dead" in cli("queue", "requeue", "--job", one, code=1).stdout
+    assert "There is no job" in cli("queue", "requeue", "--job", str(UUID(int=7)), code=1).stdout
     assert cli.json("queue", "requeue", "mail", "--dead") == {"requeued": 1, "which": "dead"}
     (row,) = cli.json("queue", "stats", "mail")["queues"]
     assert (row["waiting"], row["dead"]) == (3, 0)
@@ -304,10 +306,14 @@ def test_help_without_database() -> None:
         (("queue", "requeue", "--job", "x"), "an external_id is a UUID"),
         (("queue", "requeue", "mail", "--job", "x"), "leave QUEUE out"),
         (("queue", "purge"), "--older-than"),
+        (("queue", "purge", "--older-than", "7", "--yes"), "7 of what? 7s, 7m, 7h or 7d."),
         (("queue", "cancel", "x"), "an external_id is a UUID"),
         (("queue", "reschedule", str(UUID(int=1))), "--in or --at"),
         (("queue", "reschedule", str(UUID(int=1)), "--at", "soon"), "'soon' is no time"),
-        (("queue", "reschedule", str(UUID(int=1)), "--at", "2030-01-01"), "time zone"),
+        (
+            ("queue", "reschedule", str(UUID(int=1)), "--at", "2030-01-31T12:00"),
+            "no offset from UTC: 2030-01-31T12:00+00:00",
+        ),
         (("queue", "pause"), "QUEUE..."),
         (("sweep", "--stale-after", "0"), "more than 0 seconds"),
         (("top", "--interval", "0"), "at least 0.1 s"),
