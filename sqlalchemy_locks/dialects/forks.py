@@ -16,7 +16,7 @@ from weakref import WeakSet
 from sqlalchemy import Engine
 from sqlalchemy.pool import NullPool
 
-from sqlalchemy_locks.dialects.connections import is_in_memory, shares_one_connection
+from sqlalchemy_locks.dialects.connections import close_idle_connections, is_in_memory, shares_one_connection
 
 #: engines that a forked process must not share connections of
 _engines: WeakSet[Engine] = WeakSet()
@@ -71,10 +71,8 @@ def _close_files() -> None:
     for engine in list(_engines):
         dialect, pool = engine.dialect, cast(Any, engine.pool)
         with contextlib.suppress(Exception):
-            of_file = dialect.name == "sqlite" and not (dialect.is_async or is_in_memory(engine.url))
-            if of_file and pool.checkedout() <= 0:
-                # not pool.dispose(): if another thread connected meanwhile, the pool would count wrongly from then on
-                engine.dispose()
+            if dialect.name == "sqlite" and not (dialect.is_async or is_in_memory(engine.url) or pool.checkedout()):
+                close_idle_connections(pool)
 
 
 def _after_fork() -> None:
