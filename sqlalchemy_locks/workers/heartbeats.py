@@ -74,7 +74,7 @@ class Heartbeats:
         on_locked: Callable[[Sequence[Any]], object],
         on_lost: Callable[[Sequence[Any], Sequence[Any]], object],
         on_change: Callable[[], object],
-        on_error: Callable[[Exception], object],
+        on_error: Callable[[BaseException], object],
         on_stalled: Callable[[int], object],
     ) -> None:
         self.config, self._host, self._jobs = config, host, jobs
@@ -178,12 +178,13 @@ class Heartbeats:
                 self._due_at = asked_at + config.heartbeat * random.uniform(1 - _JITTER, 1)
         except Exception as error:
             if not is_temporary(error):
-                self._ended = True
-                self._on_error(error)
-                return 0.0
+                return self._fail(error)
             log(logging.WARNING, "A heartbeat could not be sent: %s", error)
             self._failures += 1
             return self._retry_pause(self._failures - 1)
+        except BaseException as error:
+            # of a listener, for instance: the thread would end silently
+            return self._fail(error)
         self._failures = 0
         if more or self._required_at > asked_at:
             self._due_at = clock()
@@ -193,6 +194,11 @@ class Heartbeats:
             return min(pause, self._retry_pause(self._retries))
         self._retries = 0
         return pause
+
+    def _fail(self, error: BaseException) -> float:
+        self._ended = True
+        self._on_error(error)
+        return 0.0
 
     def _retry_pause(self, attempts: int) -> float:
         return float(min(_FIRST_RETRY * 2 ** min(attempts, 30), _LONGEST_RETRY * self.config.heartbeat))
