@@ -99,6 +99,107 @@ def test_a_child_holds_a_sqlite_file_or_is_refused(tmp_path: Path, journal: str,
         assert lines == ["Unsupported", "a third one holds it"]
 
 
+#: a child closes the descriptors that it has inherited, as a daemon does, or the connection itself; other files then
+#: have their numbers
+DAEMON = """
+    import os, sys
+    import sqlalchemy as sa
+    import sqlalchemy_locks as sl
+
+    url, how = sys.argv[1:]
+    engine = sa.create_engine(url)
+    with engine.connect() as connection:
+        connection.exec_driver_sql("PRAGMA journal_mode = wal")
+    locks = sl.Locks(engine)
+    used = engine.connect()
+    used.execute(sa.text("SELECT count(*) FROM sqlite_master")).all()
+    told, tell = os.pipe()
+    child = os.fork()
+    if child == 0:
+        if how == "descriptors":
+            os.dup2(tell, 200)
+            os.closerange(3, 200)
+            tell = 200
+        else:
+            used.connection.dbapi_connection.close()
+        for _ in range(3):
+            os.open(os.devnull, os.O_RDWR)
+        try:
+            with locks.exclusive("k", timeout=5):
+                os.write(tell, b"held")
+        except sl.Unsupported as error:
+            os.write(tell, str(error).encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    print(os.read(told, 1000).decode())
+"""
+
+
+@pytest.mark.parametrize("how", ["descriptors", "connection"])
+def test_a_child_that_closed_the_inherited_file_is_refused(tmp_path: Path, how: str) -> None:
+    """What SQLite believes to hold of the file stays in the child's memory."""
+    path = tmp_path / "app.db"
+    install(f"sqlite:///{path}")
+    (answer,) = run(DAEMON, f"sqlite:///{path}", how)
+    assert answer.startswith(f"this process was forked while {path} was open")
+    assert "dispose of the file's engines before the fork" in answer
+
+
+#: a thread connects while the idle connections are closed for a fork: SQLite may then be writing a checkpoint
+CONNECTING = """
+    import os, sys, threading
+    import sqlalchemy as sa
+    import sqlalchemy_locks as sl
+
+    engine = sa.create_engine(sys.argv[1])
+    locks = sl.Locks(engine)
+    with locks.exclusive("before"):
+        pass
+    closing, connected, forked = threading.Event(), threading.Event(), threading.Event()
+
+    @sa.event.listens_for(engine, "close")
+    def close(*_):
+        if not connected.is_set():
+            closing.set()
+            assert connected.wait(60)
+
+    def use():
+        assert closing.wait(60)
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1").all()
+            connected.set()
+            assert forked.wait(60)
+
+    counts = []
+    user = threading.Thread(target=use)
+    user.start()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    os.waitpid(child, 0)
+    counts.append(engine.pool.checkedout())
+    forked.set()
+    user.join()
+    counts.append(engine.pool.checkedout())
+    print(*counts, flush=True)
+    child = os.fork()
+    if child == 0:
+        try:
+            with locks.exclusive("k", timeout=5):
+                print("held", flush=True)
+        except sl.LockError as error:
+            print(type(error).__name__, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+"""
+
+
+def test_a_connection_that_is_made_at_a_fork_is_counted_by_its_pool(tmp_path: Path) -> None:
+    """Otherwise the pool would look in use for ever, and no later fork would close the file."""
+    install(f"sqlite:///{tmp_path / 'app.db'}")
+    assert run(CONNECTING, f"sqlite:///{tmp_path / 'app.db'}") == ["1 0", "held"]
+
+
 AIOSQLITE = """
     import asyncio, multiprocessing, sys
     from sqlalchemy.ext.asyncio import create_async_engine

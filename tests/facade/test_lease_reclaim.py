@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -243,3 +244,29 @@ def test_a_lost_reply_at_the_head_of_the_queue_is_no_other_caller(
         # its time counts from the attempt whose reply was lost
         assert deadline <= lost_at[0] + 3600
         assert held(engine, room) == 0
+
+
+@pytest.mark.parametrize("executed", [True, False], ids=["executed", "not executed"])
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_id_of_a_block_that_raised_is_free_whatever_request_its_exit_lost(
+    name: str, executed: bool, servers: Servers
+) -> None:
+    """The second attempt to free it must not spend it, if the first one did nothing."""
+    driver = "psycopg2" if name == "postgresql15" else "pymysql"
+    with through_a_proxy(servers, name, driver, **clear(driver)) as (engine, proxy):
+        locks, room, lost = sl.Locks(engine), made(engine, 1), list[bytes]()
+        for number in itertools.count(1):
+            ident = unused("request")
+            with pytest.raises(OfTheApp):
+                with again(locks, room, ident):
+                    proxy.die_at(number, executed=executed)
+                    raise OfTheApp
+            fatal = proxy.fatal
+            proxy.forget()
+            assert held(engine, room) == 0
+            with again(locks, room, ident) as grant:
+                assert not grant.replayed
+            if fatal is None:
+                break
+            lost.append(fatal)
+    assert any(b"COMMIT" in each for each in lost)

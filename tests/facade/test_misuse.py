@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, select, text
+from sqlalchemy import Connection, Engine, event, insert, select, text
 from sqlalchemy.exc import ResourceClosedError
 from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
@@ -398,6 +398,52 @@ def test_an_async_session_that_is_closed_inside_its_block_rolls_back(
                     session.add(Note(id=1))
                     await session.flush()
             async with locks.exclusive(unused()) as held:
+                held.session.add(Note(id=2))
+
+    asyncio.run(main())
+    assert notes(engine) == [(2,)]
+
+
+@pytest.mark.parametrize("flushes", [True, False])
+@pytest.mark.parametrize("name", ENGINES)
+def test_a_session_that_is_reset_inside_its_block_rolls_back(
+    noting: Callable[..., Engine], name: str, flushes: bool
+) -> None:
+    """As one that is closed."""
+    engine = noting(name)
+    locks, key = sl.Locks(engine), unused()
+    with pytest.raises(sl.LockLost, match="closed inside the block"):
+        with locks.exclusive(key) as held:
+            held.session.add(Note(id=1))
+            if flushes:
+                held.session.flush()
+            else:
+                held.session.execute(insert(Note).values(id=2))
+            held.session.add(Note(id=3))
+            held.session.reset()
+            assert held.lost
+    with locks.exclusive(key) as held:
+        held.session.reset()  # it was not used
+        held.session.add(Note(id=4))
+    held.session.reset()
+    assert notes(engine) == [(4,)]
+
+
+def test_an_async_session_that_is_reset_inside_its_block_rolls_back(
+    noting: Callable[..., Engine], servers: Any
+) -> None:
+    engine = noting("postgresql15")
+
+    async def main() -> None:
+        async with async_connected(installed(servers, "postgresql15", "asyncpg")) as asynchronous:
+            locks = sl.AsyncLocks(asynchronous)
+            with pytest.raises(sl.LockLost, match="closed inside the block"):
+                async with locks.exclusive(unused()) as held:
+                    held.session.add(Note(id=1))
+                    await held.session.flush()
+                    await held.session.reset()
+            async with locks.exclusive(unused()) as held:
+                await held.session.reset()
                 held.session.add(Note(id=2))
 
     asyncio.run(main())

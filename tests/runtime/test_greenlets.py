@@ -144,6 +144,33 @@ async def test_a_cancelled_call_cleans_up_with_awaits(spawn: Spawn) -> None:
 
 
 @in_event_loop
+async def test_a_cancellation_keeps_no_awaited_value() -> None:
+    """Its traceback has the frames of the call; one that kept a cursor of SQLite would keep its lock."""
+
+    class Cursor:
+        pass
+
+    async def execute() -> Cursor:
+        return Cursor()
+
+    def work() -> None:
+        cursor = await_only(execute())
+        executed.append(weakref.ref(cursor))
+        del cursor
+        started.set()
+        await_only(asyncio.sleep(3600))
+
+    executed, started = list[Any](), asyncio.Event()
+    task = asyncio.create_task(run_in_greenlet(work))
+    await started.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError) as cancelled:
+        await task
+    assert cancelled.value.__traceback__ is not None
+    assert [each() for each in executed] == [None]
+
+
+@in_event_loop
 async def test_a_function_that_passes_a_cancellation_over_returns(spawn: Spawn) -> None:
     started = asyncio.Event()
 

@@ -9,12 +9,13 @@ import functools
 import logging
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, event, select
 from sqlalchemy.exc import DataError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.pool import QueuePool
@@ -22,7 +23,7 @@ from sqlalchemy.pool import QueuePool
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from tests.conftest import PLAIN, Servers, install
-from tests.fixtures.parties import PATIENCE, connected, until
+from tests.fixtures.parties import PATIENCE, connected, later, until
 from tests.fixtures.queues import MakeEngine, put
 from tests.fixtures.worker_states import all_ended, counts, errors, queue, run_async, run_until_ended, running, state_of
 
@@ -184,6 +185,61 @@ def test_held_jobs_need_a_connection_each(engine_to: MakeEngine) -> None:
     worker = sl.Worker(queue, print, bind=engine, hold=True, concurrency=3)
     with pytest.raises(ValueError, match="4 handlers .*pool has 3"):
         worker.config.change(concurrency=4)
+
+
+@pytest.mark.parametrize("concurrency", [2, 6])
+def test_held_jobs_run_in_as_many_tasks_as_were_set_last(
+    engine_to: MakeEngine, servers: Servers, concurrency: int
+) -> None:
+    """As by the option ``--concurrency`` of the command line."""
+    engine = engine_to("mysql")  # where no connection listens
+    put(engine, *range(12))
+    running, all_run = list[int](), asyncio.Event()
+    most, connections = 0, list[int]()
+
+    async def body(bind: AsyncEngine) -> None:
+        async def handler(job: Any) -> None:
+            nonlocal most
+            running.append(job.payload)
+            most = max(most, len(running))
+            if len(running) == concurrency and not all_run.is_set():
+                connections.append(bind.pool.checkedout())  # type: ignore[attr-defined]
+                all_run.set()
+            await all_run.wait()
+            running.remove(job.payload)
+
+        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=4, hold=True)
+        worker.config.change(concurrency=concurrency)
+        await worker.run(until_empty=True)
+
+    run_async(servers, "mysql", "aiomysql", body)
+    # each task that looks for a job, or runs one, has a connection
+    assert (most, connections) == (concurrency, [concurrency])
+    assert counts(engine)["completed"] == 12
+
+
+@pytest.mark.parametrize("place", ["slot", "heartbeats"])
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), AppError()], ids=repr)
+def test_what_is_raised_outside_of_a_held_job_s_handler_ends_the_worker(
+    engine_to: MakeEngine, error: BaseException, place: str
+) -> None:
+    """It would end the thread, and the worker would go on without it."""
+    engine = engine_to("postgresql15")
+    raised: list[str] = []
+
+    @event.listens_for(engine, "checkout")
+    def check_out(*_: Any) -> None:
+        of_heartbeats = "heartbeats" in threading.current_thread().name
+        if not raised and of_heartbeats is (place == "heartbeats"):
+            raised.append(place)
+            raise error
+
+    worker = sl.Worker(queue, print, bind=engine, concurrency=1, hold=True)
+    ended = later(worker.run)
+    try:
+        assert ended.exception(PATIENCE) is error
+    finally:
+        worker.stop()
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), AppError()], ids=repr)

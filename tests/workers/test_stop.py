@@ -324,6 +324,65 @@ def test_no_held_job_begins_after_a_cancellation(engine_to: MakeEngine, servers:
     assert len(begun) == 2
 
 
+@pytest.mark.parametrize("which", ["postgresql15/asyncpg", "mysql/aiomysql"])
+def test_a_held_job_whose_handler_returned_is_completed_though_its_worker_is_cancelled(
+    engine_to: MakeEngine, servers: Servers, which: str
+) -> None:
+    """Its work is done: rolled back, the job would run again."""
+    name, driver = which.split("/")
+    engine = engine_to(name)
+    put(engine, 1)
+    ran: list[Any] = []
+
+    async def handler(job: Any) -> None:
+        ran.append(job.payload)
+
+    async def body(bind: AsyncEngine) -> None:
+        cancelled: list[bool] = []
+
+        @event.listens_for(bind.sync_engine, "before_cursor_execute")
+        def cancel(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
+            if ran and not cancelled and COMPLETE in statement.replace("`", ""):
+                cancelled.append(task.cancel())
+
+        task = asyncio.create_task(sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, hold=True).run())
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert cancelled == [True]
+
+    run_async(servers, name, driver, body)
+    assert counts(engine) == {"all": 1, "completed": 1, "dead": 0, "running": 0, "waiting": 0}
+    sl.Worker(queue, lambda job: ran.append(job.payload), bind=engine, concurrency=1).run(until_empty=True)
+    assert ran == [1]
+
+
+def test_a_job_that_a_stop_keeps_from_its_task_waits_again(engine_to: MakeEngine, servers: Servers) -> None:
+    """With a task factory, whose tasks may be eager, a job is taken in one turn of the loop and begun in the next."""
+    engine = engine_to("postgresql15")
+    put(engine, 1, 2, max_attempts=1)
+    begun: list[Any] = []
+
+    async def body(bind: AsyncEngine) -> None:
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(lambda loop, work, **options: asyncio.Task(work, loop=loop, **options))
+
+        async def handler(job: Any) -> None:
+            begun.append(job.payload)
+            # it runs after the second job is taken, and before that job and the worker have their turns
+            loop.call_soon(worker.stop)
+            raise ValueError  # which wakes the worker
+
+        options: dict[str, Any] = {"concurrency": 1, "batch": 2, "prefetch": 1, "grace": 2 * PATIENCE}
+        worker = sl.AsyncWorker(queue, handler, bind=bind, **options)
+        await worker.run()
+
+    run_async(servers, "postgresql15", "asyncpg", body)
+    assert begun == [1]
+    assert counts(engine) == {"all": 2, "completed": 0, "dead": 1, "running": 0, "waiting": 1}
+    with engine.begin() as connection:
+        assert [job.attempts for job in connection.execute(queue.capture(10))] == [1]  # it was not tried before
+
+
 def test_a_cancelled_worker_releases_its_jobs(engine_to: MakeEngine, servers: Servers) -> None:
     engine = engine_to("sqlite")
     put(engine, *range(4), max_attempts=1)
