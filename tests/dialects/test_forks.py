@@ -116,12 +116,14 @@ DAEMON = """
     told, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        if how == "descriptors":
+        if how == "connection":
+            used.connection.dbapi_connection.close()
+        else:
             os.dup2(tell, 200)
             os.closerange(3, 200)
             tell = 200
-        else:
-            used.connection.dbapi_connection.close()
+        if how == "descriptors, and forks" and os.fork():
+            os._exit(0)
         for _ in range(3):
             os.open(os.devnull, os.O_RDWR)
         try:
@@ -135,7 +137,7 @@ DAEMON = """
 """
 
 
-@pytest.mark.parametrize("how", ["descriptors", "connection"])
+@pytest.mark.parametrize("how", ["descriptors", "descriptors, and forks", "connection"])
 def test_a_child_that_closed_the_inherited_file_is_refused(tmp_path: Path, how: str) -> None:
     """What SQLite believes to hold of the file stays in the child's memory."""
     path = tmp_path / "app.db"
