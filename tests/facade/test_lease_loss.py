@@ -198,8 +198,11 @@ def test_server_restart_loses_no_lease() -> None:
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "sqlite"])
 def test_pool_that_is_all_in_use_loses_no_lease(servers: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
     """What holds all connections may be what the leases are for: endpoints, each in its block."""
-    with connected(servers.installed(name, PLAIN[name]), pool_size=2, max_overflow=0) as engine:
-        with sl.Locks(engine).lease(unused("lease"), ttl=1) as grant:
+    lease = unused("lease")
+    arguments = {"application_name": lease} if name == "postgresql15" else {}
+    url = servers.installed(name, PLAIN[name])
+    with connected(url, pool_size=2, max_overflow=0, connect_args=arguments) as engine:
+        with sl.Locks(engine).lease(lease, ttl=1) as grant:
             busy = [engine.connect() for _ in range(2)]
             assert not grant.lost.wait(2)
             for connection in busy:
@@ -207,8 +210,8 @@ def test_pool_that_is_all_in_use_loses_no_lease(servers: Any, name: str, caplog:
         assert "is renewed outside of the app's pool: no connection was free" in caplog.text
         if name == "postgresql15":
             with engine.connect() as connection:
-                others = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
-                until(lambda: connection.scalar(text(others)) <= 2)
+                sessions = text("SELECT count(*) FROM pg_stat_activity WHERE application_name = :lease")
+                until(lambda: connection.scalar(sessions, {"lease": lease}) == 2)
 
 
 @pytest.mark.parametrize(("name", "driver"), [("postgresql15", "asyncpg"), ("mysql", "aiomysql")])

@@ -22,7 +22,6 @@ WAITING = int(os.environ.get("LOCKS_TEST_WAITING", "20000"))
 FINISHED = int(os.environ.get("LOCKS_TEST_FINISHED", "60000"))
 
 queue, tasks = sl.Queue(), sl.StateTransition()
-_made: dict[str, str] = {}
 
 #: a number for each row, from 1; and a UUID of it
 SERIES = {
@@ -68,15 +67,21 @@ def fill(engine: Engine) -> None:
             connection.execute(text(f"{analyze} {table}"))
 
 
+@pytest.fixture(scope="module")
+def filled() -> dict[str, str]:
+    """The databases by engine, until the module's tests end, or go to another process: they are dropped then."""
+    return {}
+
+
 @pytest.fixture(params=KINDS)
-def engine(servers: Servers, request: pytest.FixtureRequest) -> Iterator[Engine]:
+def engine(servers: Servers, filled: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Engine]:
     name = request.param
-    if name not in _made:
-        _made[name] = servers.fresh(name, PLAIN[name])
-        install(_made[name])
-        made = create_engine(_made[name], poolclass=NullPool)
-        fill(made)
-    engine = create_engine(_made[name], poolclass=NullPool)
+    if name not in filled:
+        url = servers.fresh(name, PLAIN[name])
+        install(url)
+        fill(create_engine(url, poolclass=NullPool))
+        filled[name] = url
+    engine = create_engine(filled[name], poolclass=NullPool)
     if engine.dialect.name in ("mysql", "mariadb"):
         engine = engine.execution_options(isolation_level="READ COMMITTED")
     yield engine
