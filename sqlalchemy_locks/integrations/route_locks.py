@@ -108,10 +108,7 @@ class RouteLock:
         try:
             held = await block.__aenter__()
         except RequestOver as error:
-            kind = KEY_SPENT
-            if ANSWERED in self.kinds:
-                ago = await locks.run(ended_ago(str(key)))
-                kind = KEY_SPENT if ago is None or ago > _ANSWER_WITHIN else ANSWERED
+            kind = await self._kind_of_spent(locks, key) if ANSWERED in self.kinds else KEY_SPENT
             raise self._problem(connection, kind) from error
         except LockError as error:
             self._refuse(connection, error)
@@ -134,6 +131,14 @@ class RouteLock:
                     _log.error("%s was answered, but did not hold its permits to the end: %s", where, error)
                     return
                 raise
+
+    async def _kind_of_spent(self, locks: AsyncLocks, key: Any) -> Kind:
+        """Return whether the answer may have been stored since it was looked for."""
+        try:
+            ago = await locks.run(ended_ago(key))
+        except LockError:
+            return ANSWERED  # the client asks again, which finds it
+        return KEY_SPENT if ago is None or ago > _ANSWER_WITHIN else ANSWERED
 
     def check(self, route: Any) -> None:
         """Refuse a route that can't have this lock.
