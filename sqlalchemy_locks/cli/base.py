@@ -211,7 +211,7 @@ def seconds(value: Any) -> float:
 def seconds_of_unit(value: Any) -> float:
     """As :func:`seconds`; a number other than 0 needs its unit."""
     found = seconds(value)
-    if found and _DURATION.fullmatch(str(value).strip())[2] == "":  # type: ignore[index]
+    if found and str(value).strip()[-1].isdigit():
         raise click.BadParameter(f"{value} of what? {value}s, {value}m, {value}h or {value}d.")
     return found
 

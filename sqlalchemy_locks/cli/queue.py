@@ -91,12 +91,13 @@ def requeue(
         operation = jobs.requeue_stalled(stalled_for, queue=queue_id, limit=_BATCH)
     requeued = _in_batches(screen, database, operation, "Requeueing")
     what = "dead" if dead or job is not None else "stalled"
-    message, color = f"Requeued: {counted(requeued, f'{what} job')}", "green"
+    done = {"requeued": requeued, "which": what}
     if job is not None and not requeued:
         known = Locks(database.engine).run(jobs.get(job)) is not None
-        message, color = f"{job!r} is not dead" if known else f"There is no job {job!r}", "yellow"
-    screen.show({"requeued": requeued, "which": what}, sentence(message, color))
-    return EXIT_NEGATIVE if color == "yellow" else None
+        screen.show(done, sentence(f"{job!r} is not dead" if known else f"There is no job {job!r}", "yellow"))
+        return EXIT_NEGATIVE
+    screen.show(done, sentence(f"Requeued: {counted(requeued, f'{what} job')}", "green"))
+    return None
 
 
 @queue.command()
