@@ -22,7 +22,8 @@ from redis.cluster import ClusterPipeline
 from redis.exceptions import RedisError
 
 from sqlalchemy_locks._validation import valid_int, valid_name
-from sqlalchemy_locks.redis.client import Command, QueueKeys, RedisScript, ScriptCalls
+from sqlalchemy_locks.redis.client import QueueKeys, RedisScript, ScriptCalls
+from sqlalchemy_locks.redis.direct import Command, send, send_async, sends_directly
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,8 +56,10 @@ def operation(describe: Callable[Concatenate[Any, P], Call[R]]) -> _Method[P, R]
     @functools.wraps(describe)
     def method(self: Pattern[Any], *args: P.args, **kwargs: P.kwargs) -> Any:
         script, queue, values, decode = describe(self, *args, **kwargs)
-        steps = self._calls.steps(script, self._keys(queue), values, decode)
-        return self._run(self._client, steps, script.options)
+        keys = self._keys(queue)
+        if self._client.execute_command == self._untraced:  # not where it was replaced since, in a test perhaps
+            return self._run_directly(self, script, keys, values, decode)
+        return self._run(self._client, self._calls.steps(script, keys, values, decode), script.options)
 
     return cast(_Method[P, R], method)
 
@@ -67,7 +70,7 @@ def _run(client: Any, steps: Generator[Command, Any, R], options: Mapping[str, A
         command = next(steps)
         while True:
             try:
-                answer = client.execute_command(*command, **options)
+                answer = client.execute_command(*command[0], *command[1], **options)
             except RedisError as error:
                 command = steps.throw(error)
             else:
@@ -82,13 +85,45 @@ async def _run_async(client: Any, steps: Generator[Command, Any, R], options: Ma
         command = next(steps)
         while True:
             try:
-                answer = await client.execute_command(*command, **options)
+                answer = await client.execute_command(*command[0], *command[1], **options)
             except RedisError as error:
                 command = steps.throw(error)
             else:
                 command = steps.send(answer)
     except StopIteration as returned:
         return cast(R, returned.value)
+
+
+def _run_directly(
+    pattern: Pattern[Any], script: RedisScript, keys: QueueKeys, values: Values, decode: Callable[[Any], R]
+) -> R:
+    """As ``_run``, on a connection of the pool while nothing fails."""
+    client, calls, error = pattern._client, pattern._calls, None
+    command = calls.command(script, keys, values)
+    if command is not None:
+        try:
+            answer = send(client, command, bool(script.options))
+        except RedisError as raised:
+            error = raised
+        else:
+            return calls.value(script, keys, values, answer, decode)
+    return _run(client, calls.steps(script, keys, values, decode, command, error), script.options)
+
+
+async def _run_directly_async(
+    pattern: Pattern[Any], script: RedisScript, keys: QueueKeys, values: Values, decode: Callable[[Any], R]
+) -> R:
+    """As ``_run_directly``, by an asynchronous client."""
+    client, calls, error = pattern._client, pattern._calls, None
+    command = calls.command(script, keys, values)
+    if command is not None:
+        try:
+            answer = await send_async(client, command, bool(script.options))
+        except RedisError as raised:
+            error = raised
+        else:
+            return calls.value(script, keys, values, answer, decode)
+    return await _run_async(client, calls.steps(script, keys, values, decode, command, error), script.options)
 
 
 _CREATE = RedisScript(
@@ -138,7 +173,9 @@ class Pattern(Generic[Client]):
                 "a lock that is part of a SQL transaction use sqlalchemy_locks.lock"
             )
         self._client: Any = client
+        self._untraced = self._client.execute_command if sends_directly(client) else None
         self._run: Any = _run_async if isinstance(client, _ASYNC) else _run
+        self._run_directly: Any = _run_directly_async if isinstance(client, _ASYNC) else _run_directly
         self._prefix = valid_name(prefix, "a prefix")
         if "{" in prefix or "}" in prefix:
             raise ValueError(f"a prefix has no braces, which Redis Cluster would read: {prefix!r}")

@@ -2,8 +2,9 @@
 
 redis-py resends a command when its connection dies, without knowing whether the first copy was executed. Each call
 therefore carries a nonce, and its script stores its answer under that nonce: a second copy returns the stored answer.
-A copy that arrives after the answer may have expired is *late* and changes nothing. The server's clock decides, against
-the deadline that the call itself carries. The client estimates that clock to compute the deadline: a wrong estimate can
+
+Answers expire. A copy that arrives afterwards is *late* and changes nothing. The server's clock decides, against the
+deadline that the call itself carries. The client estimates that clock to compute the deadline: a wrong estimate can
 make a call late, but never execute it twice.
 
 Assumed of the server: a script runs alone, and its effects reach replicas and the append-only file together (Redis 5
@@ -19,6 +20,7 @@ import hashlib
 import os
 import time
 from collections.abc import Callable, Generator
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 from redis.client import NEVER_DECODE
@@ -31,16 +33,14 @@ from redis.exceptions import (
 )
 
 from sqlalchemy_locks.errors import NotWritable, OutcomeUnknown, UnknownTask
+from sqlalchemy_locks.redis.direct import Command
 
 R = TypeVar("R")
 
-#: What a client's ``execute_command`` takes.
-Command = tuple[Any, ...]
-
-#: A copy of a call that arrives more than this many seconds after the call was made is late.
+#: A copy of a call that arrives more than this many seconds after the call was made may be late.
 LATE = 60
 #: Answers of all calls within this many seconds share one hash, which expires when the last of them would be late.
-_ANSWERS_PER_HASH = 10
+_SECONDS_PER_HASH = 10
 #: Seconds for which an estimate of the server's clock is used: two quartz clocks drift apart by less than a second.
 _ESTIMATE_LIFETIME = 3600
 #: What scripts return instead of an answer.
@@ -48,13 +48,24 @@ _UNKNOWN_ID, _LATE_CALL = -1, -2
 
 _ASK_TIME = b"return redis.call('TIME')[1]"
 _PROLOGUE = """\
-local answered = redis.call('HGET', KEYS[1], ARGV[1])
-if answered then return cmsgpack.unpack(answered) end
-local time = redis.call('TIME')
-local latest = tonumber(string.sub(ARGV[1], 1, -13))
-if tonumber(time[1]) > latest then return -2 end
+local calls, call = KEYS[#KEYS], ARGV[1]
+local answered = redis.call('HMGET', calls, call, 'expires')
+if answered[1] then return cmsgpack.unpack(answered[1]) end
 
-local scores, facts = KEYS[2], KEYS[3]
+local time
+local function now()
+  time = time or redis.call('TIME')
+  return time
+end
+
+-- While the hash exists, the answer to an earlier copy would be in it.
+local latest
+if not answered[2] then
+  latest = tonumber(string.sub(call, 1, -13))
+  if tonumber(now()[1]) > latest then return -2 end
+end
+
+local scores, facts = KEYS[1], KEYS[2]
 
 local function operation()
 """
@@ -62,9 +73,11 @@ _EPILOGUE = f"""\
 end
 
 local answer = operation()
-redis.call('HSET', KEYS[1], ARGV[1], cmsgpack.pack(answer))
-if redis.call('HLEN', KEYS[1]) == 1 then
-  redis.call('EXPIREAT', KEYS[1], latest + {2 * _ANSWERS_PER_HASH})
+if answered[2] then
+  redis.call('HSET', calls, call, cmsgpack.pack(answer))
+else
+  redis.call('HSET', calls, call, cmsgpack.pack(answer), 'expires', 1)
+  redis.call('EXPIREAT', calls, latest - latest % {_SECONDS_PER_HASH} + {_SECONDS_PER_HASH + 1})
 end
 return answer
 """
@@ -81,7 +94,8 @@ ACQUISITION = """
   -- after the server has lost its data.
   local function record(id, known, owner)
     if known[1] then redis.call('HINCRBY', facts, 'retries:' .. id, -1) end
-    local token = math.max((tonumber(known[2]) or 0) + 1, time[1] * 1000000 + time[2])
+    local seconds, micros = unpack(now())
+    local token = math.max((tonumber(known[2]) or 0) + 1, seconds * 1000000 + micros)
     redis.call('HSET', facts, 'fence:' .. id, string.format('%d', token), 'owner:' .. id, owner or '')
     return token
   end
@@ -135,7 +149,7 @@ class ReadOnlyScript(RedisScript):
 
     def __init__(self, name: str, body: str) -> None:
         super().__init__(name, body, returns_list=True)
-        self._compile(f"local scores, facts = KEYS[2], KEYS[3]\n{body}")
+        self._compile(f"local scores, facts = KEYS[1], KEYS[2]\n{body}")
 
 
 class QueueKeys(NamedTuple):
@@ -149,6 +163,11 @@ class QueueKeys(NamedTuple):
     key_count: bytes
 
 
+@lru_cache(maxsize=1024)
+def _names(keys: QueueKeys, answers: int) -> tuple[bytes, ...]:
+    return keys.key_count, *keys.names, b"%b:calls:%d" % (keys.prefix, answers)
+
+
 class ScriptCalls:
     """The calls of one pattern object, which share one estimate of the server's clock."""
 
@@ -156,37 +175,63 @@ class ScriptCalls:
         #: the server's time minus ``time.monotonic()``, and when that was learned
         self._estimate: tuple[float, float] | None = None
 
+    def command(self, script: RedisScript, keys: QueueKeys, values: tuple[Any, ...]) -> Command | None:
+        """Return the command of one call; ``None`` without an estimate."""
+        now, estimate = time.monotonic(), self._estimate
+        if estimate is None or now - estimate[1] > _ESTIMATE_LIFETIME:
+            return None
+        latest = int(estimate[0] + now) + LATE
+        # copies of a call carry the same deadline and nonce, so they share the hash and the field of its answer
+        names = _names(keys, latest // _SECONDS_PER_HASH)
+        return ("EVALSHA", script.sha, *names), (b"%d%b" % (latest, os.urandom(12)), *values)
+
     def steps(
-        self, script: RedisScript, keys: QueueKeys, values: tuple[Any, ...], decode: Callable[[Any], R]
+        self,
+        script: RedisScript,
+        keys: QueueKeys,
+        values: tuple[Any, ...],
+        decode: Callable[[Any], R],
+        command: Command | None = None,
+        error: RedisError | None = None,
     ) -> Generator[Command, Any, R]:
         """Yield the commands of one call; the caller sends each one and passes in its reply, or throws its error.
 
+        :param command: :param error: one that was sent before, and what was raised for it.
         :return: the decoded answer.
         :raises UnknownTask: when the id, the first of the values, was never created.
         :raises OutcomeUnknown: when no reply came, or the call was late.
         :raises NotWritable: when the server is a replica.
         """
-        now, estimate = time.monotonic(), self._estimate
-        while estimate is None or now - estimate[1] > _ESTIMATE_LIFETIME:
-            server_time = int((yield "EVAL", _ASK_TIME, 1, keys.names[0]))
-            now = time.monotonic()
+        while command is None:
+            server_time = int((yield ("EVAL", _ASK_TIME, b"1", keys.names[0]), ()))
             # the server read its clock a moment earlier, so the estimate is not ahead of it
-            self._estimate = estimate = server_time - now, now
-        latest = int(estimate[0] + now) + LATE
-        # copies of a call carry the same deadline and nonce, so they share the hash and the field of its answer
-        answers = b"%b:calls:%d" % (keys.prefix, latest // _ANSWERS_PER_HASH)
-        nonce = b"%d%b" % (latest, os.urandom(12))
-        command = "EVALSHA", script.sha, keys.key_count, answers, *keys.names, nonce, *values
+            now = time.monotonic()
+            self._estimate = server_time - now, now
+            command = self.command(script, keys, values)
         try:
             try:
+                if error is not None:
+                    raise error
                 answer = yield command
             except NoScriptError:
-                answer = yield "EVAL", script.source, *command[2:]
-        except RedisError as error:
-            ours = _translated(script, error)
+                (_, _, *names), arguments = command
+                answer = yield ("EVAL", script.source, *names), arguments
+        except RedisError as raised:
+            ours = _translated(script, raised)
             if ours is None:
                 raise
-            raise ours from error
+            raise ours from raised
+        return self.value(script, keys, values, answer, decode)
+
+    def value(
+        self,
+        script: RedisScript,
+        keys: QueueKeys,
+        values: tuple[Any, ...],
+        answer: Any,
+        decode: Callable[[Any], R],
+    ) -> R:
+        """Return the decoded answer. :raises UnknownTask: :raises OutcomeUnknown: as :meth:`steps`."""
         if answer == _UNKNOWN_ID:
             id, place = values[0].decode(), keys.prefix.decode()
             raise UnknownTask(f"{script.name}: there is no {id!r} in {place}; make it by create() first")

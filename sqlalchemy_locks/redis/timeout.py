@@ -33,7 +33,7 @@ from sqlalchemy_locks.redis.client import ACQUISITION, CAPTURE, ReadOnlyScript, 
 # A window's score is its first second, not its number, so that scores stay comparable when the period changes.
 # With a time zone these are seconds of local time, in which no day has two midnights.
 _TAKE = """
-  local every, windowed, at = tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5]) or tonumber(time[1])
+  local every, windowed, at = tonumber(ARGV[3]), ARGV[4] == '1', tonumber(ARGV[5]) or tonumber(now()[1])
   local civil = at
   if ARGV[6] then
     civil = at + (at < tonumber(ARGV[6]) and ARGV[8] or at < tonumber(ARGV[7]) and ARGV[9] or ARGV[10])

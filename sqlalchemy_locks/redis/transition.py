@@ -19,7 +19,7 @@ from sqlalchemy_locks.redis.client import CAPTURE, RedisScript
 from sqlalchemy_locks.redis.timeout import Clock, as_clock, as_instant
 
 _STATUS = """
-  local deadlines = KEYS[4]
+  local deadlines = KEYS[3]
 
   -- The number of a status name; a new name is given the next number.
   local function number(status)
@@ -55,7 +55,7 @@ _CREATE = RedisScript(
 _CAPTURE = RedisScript(
     "transition.capture",
     """
-  local limit, at, captured = tonumber(ARGV[2]), tonumber(ARGV[3]) or tonumber(time[1]), number(ARGV[4])
+  local limit, at, captured = tonumber(ARGV[2]), tonumber(ARGV[3]) or tonumber(now()[1]), number(ARGV[4])
   local ids = {}
   for i = 5, #ARGV do
     local ready = number(ARGV[i])
@@ -80,7 +80,7 @@ _SET_STATUS = RedisScript(
     "transition.set_status",
     """
   local id, status, captured, claim = ARGV[2], ARGV[3], ARGV[4], ARGV[5]
-  local force, at = ARGV[6] == '1', tonumber(ARGV[7]) or tonumber(time[1])
+  local force, at = ARGV[6] == '1', tonumber(ARGV[7]) or tonumber(now()[1])
   local score = redis.call('ZSCORE', scores, id)
   if not score then return -1 end
   if not force and tonumber(score) ~= number(captured) then return 0 end
@@ -95,7 +95,7 @@ _SET_STATUS = RedisScript(
 _EXPIRE = RedisScript(
     "transition.expire",
     """
-  local at = tonumber(ARGV[2]) or tonumber(time[1])
+  local at = tonumber(ARGV[2]) or tonumber(now()[1])
   local ids = redis.call('ZRANGEBYSCORE', deadlines, '-inf', '(' .. at)
   for _, id in ipairs(ids) do
     redis.call('ZADD', scores, 'XX', 'CH', number('timeout'), id)
