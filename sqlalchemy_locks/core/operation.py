@@ -26,7 +26,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -113,6 +113,8 @@ class OperationImpl:
     writes: ClassVar[bool] = True
     #: its one statement carries its longest wait, which needs no statement of its own
     sends_wait: ClassVar[bool] = False
+    #: it stores the nonce of its call, or may do so
+    uses_nonce: ClassVar[bool] = True
 
     def __init__(self) -> None:
         #: what ``build`` returns, built once per context: building at each call would double its time
@@ -406,6 +408,7 @@ class Execution:
             options = {**options, "stream_results": False, "yield_per": None}
         self.options = options
         self._every = every
+        self._nonce: str | None = every.get("locks_nonce")
         dialect: Any = connection.dialect
         cache: DialectCache | None = dialect.__dict__.get(_CACHE)
         # through a second pool, a thread may execute while another one's first connection finds out that it is MariaDB
@@ -464,10 +467,12 @@ class Execution:
         outcome = self.perform()
         return self.operation._unpack(outcome) if isinstance(outcome, Result) else outcome
 
-    @cached_property
+    @property
     def nonce(self) -> str:
         """The token of this call, unique: a row that holds it is recognized after a lost reply."""
-        return self._every.get("locks_nonce") or fresh_nonce()
+        if self._nonce is None:
+            self._nonce = fresh_nonce()
+        return self._nonce
 
     @property
     def loader_options(self) -> Any:

@@ -76,7 +76,7 @@ class OperationRunner:
         impl = operation._impl
         if impl.writes and backend_for(self._engine.dialect).single_writer:
             reentry.refuse_write(self._engine)
-        options: dict[str, Any] = {"locks_nonce": nonce or fresh_nonce()}
+        options: dict[str, Any] = {"locks_nonce": nonce or fresh_nonce()} if impl.uses_nonce else {}
         if wait is not None:
             options["locks_wait"] = wait
         repeatable = impl.repeatable(operation)

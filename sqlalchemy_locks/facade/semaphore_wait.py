@@ -42,7 +42,7 @@ from sqlalchemy_locks.runtime.backoff import Backoff
 from sqlalchemy_locks.runtime.local_queue import local_queues
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
-from sqlalchemy_locks.semaphore.acquire import acquire_in_turn
+from sqlalchemy_locks.semaphore.acquire import acquire_if_room, acquire_in_turn
 from sqlalchemy_locks.semaphore.availability import availability, exhausted_in
 from sqlalchemy_locks.semaphore.release import adopt, forget, forget_expired, withdraw
 from sqlalchemy_locks.values import Grant, PermitHolder
@@ -305,12 +305,18 @@ class SemaphoreWaiter:
 
     def _poll_at_head(self, short: ShortTransaction, name: str) -> Grant | str:
         """As :meth:`_wait_in_queue`, at the head of the server's queue, on the connection that is there."""
-        backoff, options = Backoff(0.0003), {"locks_nonce": self._nonce, "locks_wait": ROW_TIMEOUT}
+        backoff = Backoff(0.0003)
+        one_call = short.backend.calls_functions
+        request = acquire_if_room(self._request) if one_call else self._request
         while True:
-            exhausted = self._exhausted_in(Execution(short.connection, availability(self._request), {}).value())
+            exhausted = []
+            if not one_call:
+                exhausted = self._exhausted_in(Execution(short.connection, availability(request), {}).value())
             if not exhausted:
                 self._note_attempt()
-                grant = self._refuse_ended(Execution(short.connection, self._request, options).value())
+                options, self._busy = {"locks_nonce": self._nonce, "locks_wait": self._row_timeout()}, True
+                grant = self._refuse_ended(Execution(short.connection, request, options).value())
+                self._busy = False
                 if grant.acquired:
                     self._unanswered = True
                     try:
@@ -320,7 +326,9 @@ class SemaphoreWaiter:
                         raise
                     return grant
                 exhausted = list(grant.exhausted)
-                if not short.backend.calls_functions:
+                if grant.capacities:
+                    self._note_capacities(dict(zip(grant.permits, grant.capacities, strict=True)))
+                if not one_call:
                     # another request was faster; a denial keeps its row locks until the transaction ends
                     short.transaction.rollback()
                     short.transaction, _ = short.backend.begin(short.connection)
@@ -381,9 +389,7 @@ class SemaphoreWaiter:
         """
         self._busy = False
         rows = list(rows)
-        self._beyond = {
-            row.name: row.capacity for row in rows if row.capacity and row.capacity < self._permits[row.name]
-        }
+        self._note_capacities({row.name: row.capacity for row in rows})
         for row in rows:
             held = self._held.get(row.name)
             if held and row.capacity is not None and held + self._permits[row.name] > row.capacity:
@@ -392,6 +398,9 @@ class SemaphoreWaiter:
                     f"{self._permits[row.name]} more would deadlock"
                 )
         return exhausted_in(rows, self._permits)
+
+    def _note_capacities(self, capacities: Mapping[str, int | None]) -> None:
+        self._beyond = {name: size for name, size in capacities.items() if size and size < self._permits[name]}
 
     def _note_late_attempt(self) -> None:
         self._late_attempt = True

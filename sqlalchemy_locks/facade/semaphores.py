@@ -84,7 +84,7 @@ class Semaphores:
 
     def release(self, external_id: str | Grant) -> Released:
         released: Released = self.run_release(semaphore.release(external_id), external_id)
-        if released is Released.RELEASED:
+        if released is Released.RELEASED and self.locks._has_listeners:
             self._emit("released", external_id)
         return released
 

@@ -16,10 +16,24 @@ import time
 import typing
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ARRAY, BigInteger, Float, Integer, Text, bindparam, cast, literal, literal_column, select
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    Float,
+    Integer,
+    Text,
+    bindparam,
+    cast,
+    literal,
+    literal_column,
+    null,
+    select,
+    true,
+)
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
@@ -63,6 +77,7 @@ _ARGUMENTS = (
 
 class AcquirePermits(SemaphoreImpl):
     name = "semaphore.acquire"
+    uses_nonce = True
 
     def call(self) -> LockFunction:
         return LockFunction("semaphore_acquire", *_ARGUMENTS, type_=NullType())
@@ -72,10 +87,6 @@ class AcquirePermits(SemaphoreImpl):
         called = select(call.label("answer")).subquery("called")
         answer: list[Any] = [literal_column(f"(called.answer).{name}") for name in _ANSWER]
         return select(*answer).select_from(called)
-
-    def run(self, execution: Execution) -> Any:
-        execution.values = {**execution.values, "nonce": execution.nonce}
-        return super().run(execution)
 
     def answer(self, execution: Execution, row: Any) -> Grant:
         state, replayed, token, expires_at, fences, exhausted, capacities = row
@@ -208,6 +219,14 @@ class AcquireInTurn(AcquirePermits):
         return super().run_statements(execution, sql)
 
 
+class AcquireIfRoom(AcquirePermits):
+    """As ``AcquirePermits``; where a read without locks finds no room, that denies it, and nothing is written."""
+
+    def call(self) -> LockFunction:
+        no_keys = cast(null(), ARRAY(BigInteger()))
+        return LockFunction("semaphore_acquire", *_ARGUMENTS, no_keys, true(), type_=NullType())
+
+
 def _array(items: Iterable[str]) -> str:
     """Return an array as PostgreSQL reads it: drivers take several times as long over a list."""
     return f"{{{','.join(items)}}}"
@@ -260,7 +279,20 @@ def _denied(execution: Execution, exhausted: Iterable[str]) -> Grant:
     return _grant(execution, DENIED, None, None, (), exhausted, False)
 
 
-_ACQUIRE, _IN_TURN = AcquirePermits(), AcquireInTurn()
+_ACQUIRE, _IN_TURN, _IF_ROOM = AcquirePermits(), AcquireInTurn(), AcquireIfRoom()
+
+
+def _checked_permits(items: tuple[tuple[str, int], ...]) -> tuple[Mapping[str, int], str, str]:
+    """Return the permits of a request, validated and in order, and their names and counts as arrays."""
+    counts = {valid_name(name, "a semaphore's name"): valid_int(count, "a count of permits") for name, count in items}
+    # in one order everywhere, so that two requests can't deadlock
+    asked = dict(sorted(counts.items()))
+    return asked, _array([_quoted(name) for name in asked]), _array(map(str, asked.values()))
+
+
+#: most callers ask for the same few permits each time
+_kept_permits = lru_cache(1024)(_checked_permits)
+_MOST_KEPT = 4
 
 
 @shaped(select(literal(typing.cast("Grant", None))))
@@ -303,19 +335,16 @@ def acquire(
         raise TypeError(f"semaphore.acquire takes how many of each semaphore, as in {{'name': 1}}, not {permits!r}")
     if not permits:
         raise ValueError("semaphore.acquire needs at least one semaphore")
-    counts = {
-        valid_name(name, "a semaphore's name"): valid_int(count, "a count of permits")
-        for name, count in permits.items()
-    }
-    # in one order everywhere, so that two requests can't deadlock
-    asked = dict(sorted(counts.items()))
+    items = tuple(permits.items())
+    plain = len(items) <= _MOST_KEPT and all(type(name) is str and type(count) is int for name, count in items)
+    asked, names, counts = (_kept_permits if plain else _checked_permits)(items)
     held_for = None if ttl is None else bounded_seconds(ttl, "ttl", zero=False)
     if held_for is not None and held_for < 0.001:
         raise ValueError(f"ttl is at least 0.001 seconds, not {ttl!r}")
     values = {
-        "permits": asked,
-        "names": _array([_quoted(name) for name in asked]),
-        "counts": _array(map(str, asked.values())),
+        "permits": dict(asked),
+        "names": names,
+        "counts": counts,
         "external_id": uuid4().hex if external_id is None else external_id_of(external_id),
         "owner": None if owner is None else valid_name(owner, "an owner"),
         "ttl_seconds": held_for,
@@ -337,3 +366,11 @@ def acquire_in_turn(request: Operation[Any], keys: Mapping[str, int]) -> Operati
     :param keys: of each semaphore's queue, in the order of the request's permits.
     """
     return Operation(_IN_TURN, {**request._values, "keys": keys, "queue_keys": _array(map(str, keys.values()))})
+
+
+def acquire_if_room(request: Operation[Any]) -> Operation[Any]:
+    """Return the same request, for a waiter that polls where there are functions: it writes only where there is room.
+
+    A denial has the capacities, too.
+    """
+    return Operation(_IF_ROOM, request._values)

@@ -44,6 +44,7 @@ class SemaphoreImpl(OperationImpl):
     """An operation that is one function call on PostgreSQL and YugabyteDB, and several statements elsewhere."""
 
     sends_wait = True
+    uses_nonce = False
 
     def call(self) -> LockFunction | None:
         """Return the function's call; ``None`` where there is none on any engine."""
@@ -78,9 +79,10 @@ class SemaphoreImpl(OperationImpl):
         statement = self.statement(execution.context)
         if statement is not None:
             wait = None if execution.wait is None else execution.backend.wait_value(execution.wait)
-            return self.answer(
-                execution, execution.by_cursor(statement, {**execution.values, "lock_wait": wait}, fetch_one)
-            )
+            values = {**execution.values, "lock_wait": wait}
+            if self.uses_nonce:
+                values["nonce"] = execution.nonce
+            return self.answer(execution, execution.by_cursor(statement, values, fetch_one))
         with execution.waiting():
             if self.writes and execution.backend.single_writer:
                 self._lock_file(execution)

@@ -36,6 +36,10 @@ def _lock_own_request(execution: Execution, sql: Any) -> Any:
     return row if row is not None and execution.values["token"] in (None, row.token) else None
 
 
+#: a member by its value: several times as fast as ``Released(value)``
+_RELEASED = {each.value: each for each in Released}
+
+
 class ReleasePermits(SemaphoreImpl):
     """Ends a request.
 
@@ -59,7 +63,7 @@ class ReleasePermits(SemaphoreImpl):
         return LockFunction("semaphore_release", *_ARGUMENTS, type_=Text())
 
     def answer(self, execution: Execution, row: Any) -> Released:
-        return Released(row[0])
+        return _RELEASED[row[0]]
 
     def run_statements(self, execution: Execution, sql: Any) -> Released:
         request = _lock_own_request(execution, sql)

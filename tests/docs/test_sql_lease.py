@@ -36,7 +36,9 @@ def waiting(name: str, servers: Servers) -> list[str]:
             waiter, "before_cursor_execute", lambda *called: seen.append(plain(spelt_out(called[2], called[3])))
         )
         waits = later(sl.Locks(waiter).acquire, {"exports": 1}, timeout=120)
-        until(lambda: any("AS known" in statement for statement in list(seen)), unless=waits)
+        # it reads whether there is room: in the function, or before it inserts a request
+        looks = "AS BIGINT[]), true)", "AS known"
+        until(lambda: any(look in statement for statement in list(seen) for look in looks), unless=waits)
         locks.release(grant)
         waits.result(120)
     finally:

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, event
+from sqlalchemy import Engine, NullPool, event, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import installation
@@ -17,7 +17,7 @@ from sqlalchemy_locks.runtime.local_queue import local_queues
 from tests.facade.test_lease_loss import Holder
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, connected, installed, later, queued, seen, until
-from tests.fixtures.semaphores import ENGINES, EVERYWHERE, held, in_memory, made, unused
+from tests.fixtures.semaphores import ENGINES, EVERYWHERE, held, in_memory, made, place, unused
 
 MOVED = {"sqlite": {"locks_prefix": "o_"}, "mysql": {"locks_prefix": "o_"}, "mariadb": {"locks_prefix": "o_"}}
 
@@ -447,7 +447,7 @@ def test_request_beyond_capacity_delays_no_other(name: str, same: bool, engine_t
     locks = sl.Locks(engine)
     with seen(others) as statements:
         big = later(sl.Locks(others).acquire, {sem: 5}, ttl=3600, timeout=PATIENCE)
-        until(lambda: any("AS known" in statement for statement in list(statements)), unless=big)
+        until(lambda: polled(statements), unless=big)
     grant = locks.acquire({sem: 3}, ttl=3600, timeout=PATIENCE)
     locks.release(grant)
     assert not big.done()
@@ -457,6 +457,64 @@ def test_request_beyond_capacity_delays_no_other(name: str, same: bool, engine_t
         locks.acquire({sem: 4}, ttl=3600, timeout=0.1)
     assert locks.run(sl.semaphore.resize(sem, 5)) == 3
     locks.release(big.result(PATIENCE))
+
+
+def polled(statements: list[str]) -> bool:
+    """Whether the head of the queue has looked for room."""
+    return any("AS known" in statement or "AS BIGINT[]), true)" in statement for statement in list(statements))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_waiter_is_refused_when_one_of_its_semaphores_is_deleted(name: str, engine_to: MakeEngine) -> None:
+    """Though another one is full."""
+    engine, others = engine_to(name), engine_to(name)
+    full, deleted = made(engine, 1), made(engine, 5)
+    locks = sl.Locks(engine)
+    locks.acquire({full: 1}, ttl=3600)
+    with seen(others) as statements:
+        waiting = later(sl.Locks(others).acquire, {full: 1, deleted: 1}, ttl=3600, timeout=PATIENCE)
+        until(lambda: polled(statements), unless=waiting)
+    locks.run(sl.semaphore.delete(deleted))
+    with pytest.raises(sl.UnknownSemaphore, match=deleted):
+        waiting.result(PATIENCE / 2)
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "mysql", "mariadb"])
+def test_timeout_after_a_locked_row_names_the_holders(
+    name: str, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first try ends without an answer, and the polls at the head of the queue have one."""
+    monkeypatch.setattr(waits, "ROW_TIMEOUT", 1.0)
+    engine, others = engine_to(name), engine_to(name)
+    sem = made(engine, 1)
+    with engine.connect() as keeper, seen(others) as statements:
+        assert keeper.scalar(sl.semaphore.acquire({sem: 1}, owner="keeper", ttl=3600))
+        waiting = later(sl.Locks(others).acquire, {sem: 1}, ttl=3600, timeout=5)
+        until(lambda: polled(statements), unless=waiting)
+        keeper.commit()
+    with pytest.raises(sl.LockTimeout, match="had no room within 5 s") as caught:
+        waiting.result(PATIENCE)
+    assert [holder.owner for holder in caught.value.holders] == ["keeper"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "mysql", "mariadb"])
+def test_row_that_is_locked_at_the_head_is_waited_for_until_the_timeout(
+    name: str, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, others = engine_to(name), engine_to(name)
+    sem = made(engine, 1)
+    grant = sl.Locks(engine).acquire({sem: 1}, ttl=3600)
+    with engine.connect() as keeper, seen(others) as statements:
+        waiting = later(sl.Locks(others).acquire, {sem: 1}, ttl=3600, timeout=3)
+        until(lambda: polled(statements), unless=waiting)
+        monkeypatch.setattr(waits, "ROW_TIMEOUT", 600.0)
+        keeper.execute(
+            text(f"SELECT id FROM {place(engine, 'semaphore')} WHERE name = :name FOR UPDATE"), {"name": sem}
+        )
+        sl.Locks(engine).release(grant)
+        with pytest.raises(sl.LockTimeout, match="stayed locked by others within 3 s"):
+            waiting.result(PATIENCE)
 
 
 def test_wait_that_blocks_signals_is_short(servers: Any) -> None:

@@ -94,6 +94,25 @@ def test_release_during_own_guarded_write_times_out(name: str, engine_to: MakeEn
     assert locks.release(grant) is sl.Released.RELEASED
 
 
+@pytest.mark.parametrize("level", ["READ COMMITTED", "AUTOCOMMIT"])
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
+def test_longest_wait_ends_with_its_call(name: str, driver: str, level: str, engine_to: MakeEngine) -> None:
+    """It is restored in a transaction that goes on, and ends with a statement that is a transaction of its own."""
+    sem = made(engine_to(name), 1)
+    with engine_to(name, driver, isolation_level=level).connect() as caller:
+        caller.execute(text("SET lock_timeout = '77s'"))
+        request = sl.semaphore.acquire({sem: 1}, external_id=sem, ttl=3600)
+        answers = []
+        for ask in (request, sl.semaphore.renew(sem), request, sl.semaphore.release(sem), request):
+            answers.append(caller.scalar(ask.execution_options(locks_wait=7)))
+            assert caller.scalar(text("SHOW lock_timeout")) == "77s"
+        assert [bool(answer) for answer in answers] == [True, True, True, True, False]
+        denied = sl.semaphore.acquire({sem: 2}).execution_options(locks_wait=7)
+        assert not caller.scalar(denied)
+        assert caller.scalar(text("SHOW lock_timeout")) == "77s"
+
+
 def test_begin_immediate_respects_timeout(engine_to: MakeEngine) -> None:
     engine = engine_to("sqlite", connect_args={"timeout": 600})
     sl.sqlite.begin_immediate(engine)

@@ -8,7 +8,9 @@ DECLARE
   request bigint;
   previous text;
 BEGIN
-  external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
+  IF (length(external_id) BETWEEN 1 AND 255 AND right(external_id, 1) <> ' ') IS NOT TRUE THEN
+    external_id := lock.semaphore_checked(external_id, 'the external_id of a request');  -- raises
+  END IF;
   IF lock_wait IS NOT NULL THEN
     previous := current_setting('lock_timeout');
     lock_wait := set_config('lock_timeout', lock_wait, true);

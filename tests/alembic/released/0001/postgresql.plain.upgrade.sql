@@ -534,6 +534,7 @@ $body$;
 CREATE OR REPLACE FUNCTION lock.semaphore_acquire(names text[], counts integer[], external_id text,
   owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
   lock_wait text DEFAULT NULL::text, nonce text DEFAULT NULL::text, queue_keys bigint[] DEFAULT NULL::bigint[],
+  looks_first boolean DEFAULT false,
   OUT acquired boolean, OUT state text, OUT replayed boolean, OUT token text,
   OUT expires_at timestamp with time zone, OUT semaphores text[], OUT fences bigint[],
   OUT exhausted text[], OUT capacities integer[]) RETURNS record
@@ -608,6 +609,36 @@ BEGIN
       END LOOP;
       counts := totals;
     END IF;
+  END IF;
+  IF looks_first THEN
+    -- For a waiter that polls: without room, a denial by reads alone, that lock and write nothing.
+    FOR i IN 1 .. cardinality(semaphores) LOOP
+      SELECT s.capacity, (
+        SELECT coalesce(sum(p.count), 0)
+        FROM lock.permit AS p JOIN lock.permit_request AS r ON r.id = p.permit_request_id
+        WHERE p.semaphore_id = s.id AND p.state = 'ACQUIRED'
+          AND (r.ttl_seconds IS NULL OR r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp())
+      ) AS used
+      INTO sem FROM lock.semaphore AS s WHERE s.name = semaphores[i];
+      IF sem.capacity IS NULL THEN  -- unknown or deleted, which the attempt finds, and refuses
+        exhausted := NULL;
+        EXIT;
+      END IF;
+      capacities[i] := sem.capacity;
+      IF sem.used + counts[i] > sem.capacity THEN
+        exhausted := exhausted || semaphores[i];
+      END IF;
+    END LOOP;
+    IF exhausted IS NOT NULL AND NOT EXISTS (
+      SELECT FROM lock.permit_request AS r WHERE r.external_id = semaphore_acquire.external_id)
+    THEN
+      state := 'DENIED';
+      replayed := false;
+      acquired := false;
+      RETURN;
+    END IF;
+    exhausted := NULL;
+    capacities := NULL;
   END IF;
   -- A denial rolls this block back: it leaves no row, and its locks are released immediately.
   BEGIN
@@ -745,7 +776,9 @@ DECLARE
   request bigint;
   previous text;
 BEGIN
-  external_id := lock.semaphore_checked(external_id, 'the external_id of a request');
+  IF (length(external_id) BETWEEN 1 AND 255 AND right(external_id, 1) <> ' ') IS NOT TRUE THEN
+    external_id := lock.semaphore_checked(external_id, 'the external_id of a request');  -- raises
+  END IF;
   IF lock_wait IS NOT NULL THEN
     previous := current_setting('lock_timeout');
     lock_wait := set_config('lock_timeout', lock_wait, true);
