@@ -23,7 +23,7 @@ from redis.exceptions import RedisError
 
 from sqlalchemy_locks._validation import valid_int, valid_name
 from sqlalchemy_locks.redis.client import QueueKeys, RedisScript, ScriptCalls
-from sqlalchemy_locks.redis.direct import Command, send, send_async, sends_directly
+from sqlalchemy_locks.redis.direct import Command, disconnect_idle, plain_method, send, send_async
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -57,9 +57,11 @@ def operation(describe: Callable[Concatenate[Any, P], Call[R]]) -> _Method[P, R]
     def method(self: Pattern[Any], *args: P.args, **kwargs: P.kwargs) -> Any:
         script, queue, values, decode = describe(self, *args, **kwargs)
         keys = self._keys(queue)
-        if self._client.execute_command == self._untraced:  # not where it was replaced since, in a test perhaps
+        client = self._client
+        # not where it was replaced since, to trace commands or in a test
+        if type(client).execute_command is self._plain_method and "execute_command" not in client.__dict__:
             return self._run_directly(self, script, keys, values, decode)
-        return self._run(self._client, self._calls.steps(script, keys, values, decode), script.options)
+        return self._run(client, self._calls.steps(script, keys, values, decode), script.options)
 
     return cast(_Method[P, R], method)
 
@@ -73,6 +75,9 @@ def _run(client: Any, steps: Generator[Command, Any, R], options: Mapping[str, A
                 answer = client.execute_command(*command[0], *command[1], **options)
             except RedisError as error:
                 command = steps.throw(error)
+            except BaseException:
+                disconnect_idle(client)
+                raise
             else:
                 command = steps.send(answer)
     except StopIteration as returned:
@@ -173,7 +178,7 @@ class Pattern(Generic[Client]):
                 "a lock that is part of a SQL transaction use sqlalchemy_locks.lock"
             )
         self._client: Any = client
-        self._untraced = self._client.execute_command if sends_directly(client) else None
+        self._plain_method = plain_method(client)
         self._run: Any = _run_async if isinstance(client, _ASYNC) else _run
         self._run_directly: Any = _run_directly_async if isinstance(client, _ASYNC) else _run_directly
         self._prefix = valid_name(prefix, "a prefix")
@@ -188,7 +193,7 @@ class Pattern(Generic[Client]):
     def _queue_keys(self, queue: str | None) -> QueueKeys:
         prefix = f"{{{self._prefix}:{as_queue(queue)}}}:{self.kind}".encode()
         names = (prefix, *(prefix + suffix for suffix in self._suffixes))
-        return QueueKeys(prefix, names, b"%d" % (1 + len(names)))
+        return QueueKeys(prefix, names, 1 + len(names))
 
     @operation
     def set_retries(self, id: str, retries: int | None, *, queue: str | None = None) -> Call[bool]:

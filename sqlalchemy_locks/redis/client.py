@@ -128,7 +128,7 @@ class RedisScript:
     """A Lua script that is executed once per call.
 
     :param name: the operation, as error messages name it.
-    :param body: Lua; it may use ``scores``, ``facts``, ``time`` and the helpers.
+    :param body: Lua; it may use ``scores``, ``facts``, ``now()`` and the helpers.
     :param helpers: Lua functions that the body calls.
     :param returns_list: the answer is a list of bytes, whatever the client's ``decode_responses`` is.
     """
@@ -159,12 +159,12 @@ class QueueKeys(NamedTuple):
     prefix: bytes
     #: the keys that scripts work on, besides the hash of their answers
     names: tuple[bytes, ...]
-    #: how many keys a script is given, as it is sent
-    key_count: bytes
+    #: how many keys a script is given
+    key_count: int
 
 
 @lru_cache(maxsize=1024)
-def _names(keys: QueueKeys, answers: int) -> tuple[bytes, ...]:
+def _names(keys: QueueKeys, answers: int) -> tuple[Any, ...]:
     return keys.key_count, *keys.names, b"%b:calls:%d" % (keys.prefix, answers)
 
 
@@ -202,8 +202,9 @@ class ScriptCalls:
         :raises OutcomeUnknown: when no reply came, or the call was late.
         :raises NotWritable: when the server is a replica.
         """
+        command = command or self.command(script, keys, values)
         while command is None:
-            server_time = int((yield ("EVAL", _ASK_TIME, b"1", keys.names[0]), ()))
+            server_time = int((yield ("EVAL", _ASK_TIME, 1, keys.names[0]), ()))
             # the server read its clock a moment earlier, so the estimate is not ahead of it
             now = time.monotonic()
             self._estimate = server_time - now, now

@@ -14,7 +14,7 @@ from typing import Any
 
 import redis
 import redis.asyncio
-from redis.exceptions import ConnectionError, TimeoutError
+from redis.exceptions import RedisError
 
 #: A command as ``execute_command`` takes it, in two parts: what many calls have in common, the name and bytes; and the
 #: other arguments, bytes and numbers.
@@ -22,42 +22,58 @@ Command = tuple[tuple[Any, ...], tuple[Any, ...]]
 
 
 _VERSION = int(redis.__version__.partition(".")[0])
-_LOST = (ConnectionError, TimeoutError)
-#: a client's class, its own method, and the connections that do no more than send and read
-_KNOWN = {
-    module.Redis: (
-        module.Redis.execute_command,
-        (
-            module.connection.Connection,
-            module.connection.SSLConnection,
-            module.connection.UnixDomainSocketConnection,
-        ),
+#: the connections that do no more than send and read, by the class of the client and the module that it is of
+_CONNECTIONS = {
+    (module.Redis, f"{module.__name__}.client"): (
+        module.connection.Connection,
+        module.connection.SSLConnection,
+        module.connection.UnixDomainSocketConnection,
     )
     for module in (redis, redis.asyncio)
 }
+#: the method of each client's class, as it was imported
+_METHODS = {kind: kind.execute_command for kind, _ in _CONNECTIONS}
 
 
-def sends_directly(client: Any) -> bool:
-    """Return whether a client, as it was made, does no more for a script than to send it and read the answer.
+def plain_method(client: Any) -> Any:
+    """Return ``execute_command`` of a client that, as it was made, does no more for a script than to send and read.
 
-    Not a cluster's, a sentinel's, one with a single connection or a cache, nor where the app collects metrics.
+    ``None`` for any other: a subclass, one of a cluster or a sentinel, with a single connection or a cache, one whose
+    method was replaced before, and where the app collects metrics.
     """
-    if type(client) not in _KNOWN or _VERSION < 6:
-        return False
-    method, connections = _KNOWN[type(client)]
-    # patched before this module was imported
-    if method.__module__ != type(client).__module__ or hasattr(method, "__wrapped__"):
-        return False
+    kind = type(client)
+    module = kind.__module__
+    connections, method = _CONNECTIONS.get((kind, module), ()), _METHODS.get(kind)
+    if not connections or _VERSION < 6 or method.__module__ != module or hasattr(method, "__wrapped__"):
+        return None
     pool = client.connection_pool
     if client.connection is not None or getattr(client, "single_connection_client", False):
-        return False
+        return None
     if getattr(pool, "connection_class", None) not in connections or getattr(pool, "cache", None) is not None:
-        return False
+        return None
     try:
         from redis.observability.providers import get_observability_instance
     except ImportError:  # before redis-py 7.2
-        return True
-    return not get_observability_instance().is_enabled()
+        return method
+    return None if get_observability_instance().is_enabled() else method
+
+
+def disconnect_idle(client: Any) -> None:
+    """Disconnect what a synchronous client is not using, after ``execute_command`` was interrupted.
+
+    The pool of redis-py may have taken back a connection whose answer is unread.
+    """
+    if isinstance(client, redis.RedisCluster):
+        every: Any = client
+        every.disconnect_connection_pools()
+        return
+    if client.connection is not None:
+        client.connection.disconnect()
+    pool = client.connection_pool
+    if isinstance(pool, redis.BlockingConnectionPool):
+        pool.disconnect()  # those in use, too: their calls are sent again
+    else:
+        pool.disconnect(inuse_connections=False)
 
 
 def send(client: Any, command: Command, raw: bool) -> Any:
@@ -71,7 +87,7 @@ def send(client: Any, command: Command, raw: bool) -> Any:
         try:
             connection.send_packed_command([_packed(command)])
             return connection.read_response(disable_decoding=raw)
-        except _LOST as error:
+        except RedisError as error:
             errors = [error]
 
         def attempt() -> Any:
@@ -81,6 +97,11 @@ def send(client: Any, command: Command, raw: bool) -> Any:
             return connection.read_response(disable_decoding=raw)
 
         return connection.retry.call_with_retry(attempt, lambda _: connection.disconnect())
+    except RedisError:
+        raise
+    except BaseException:
+        connection.disconnect()  # its answer is unread, and would be taken for that of the next call
+        raise
     finally:
         pool.release(connection)
 
@@ -93,7 +114,7 @@ async def send_async(client: Any, command: Command, raw: bool) -> Any:
         try:
             await connection.send_packed_command([_packed(command)])
             return await connection.read_response(disable_decoding=raw)
-        except _LOST as error:
+        except RedisError as error:
             errors = [error]
 
         async def attempt() -> Any:
@@ -103,6 +124,11 @@ async def send_async(client: Any, command: Command, raw: bool) -> Any:
             return await connection.read_response(disable_decoding=raw)
 
         return await connection.retry.call_with_retry(attempt, lambda _: connection.disconnect())
+    except RedisError:
+        raise
+    except BaseException:
+        await connection.disconnect(nowait=True)
+        raise
     finally:
         await pool.release(connection)
 

@@ -64,8 +64,13 @@ class Party:
         if self._loop is None:
             self.client.close()
         else:
-            self._loop.run_until_complete(self.client.aclose())
+            self._loop.run_until_complete(closed(self.client))
             self._loop.close()
+
+
+async def closed(client: Any) -> None:
+    """Close an asynchronous client; ``aclose`` is new in redis-py 5.0.1."""
+    await getattr(client, "aclose", client.close)()
 
 
 #: ``redis.Redis`` as it is, one that decodes what it reads, and ``redis.asyncio.Redis``

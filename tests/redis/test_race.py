@@ -17,6 +17,7 @@ import redis.asyncio
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
 from tests import servers as real
 from tests.fixtures.parties import PATIENCE
+from tests.redis.conftest import closed
 from tests.redis.test_timeout import Clock
 
 ALL = 64
@@ -56,7 +57,7 @@ def test_one_of_64_tasks_acquires(server: real.Redis, plain: redis.Redis, queue:
         mutexes = [Mutex(client) for client in clients]
         told = [Counter(await asyncio.gather(*(mutex.acquire(id, queue=queue) for mutex in mutexes))) for id in ids]
         for client in clients:
-            await client.aclose()
+            await closed(client)
         return told
 
     assert asyncio.run(race()) == [{True: 1, False: ALL - 1}] * ROUNDS

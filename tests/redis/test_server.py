@@ -13,7 +13,7 @@ import redis.asyncio
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
 from tests import servers as real
-from tests.redis.conftest import Party, started_or_skipped
+from tests.redis.conftest import Party, closed, started_or_skipped
 from tests.redis.proxy import Proxy
 
 Make = Callable[..., Party]
@@ -225,6 +225,6 @@ def test_cluster_async(cluster: real.Redis) -> None:
         assert await mutex.create("a") == 1
         assert await mutex.acquire("a") is True
         assert await mutex.acquire("a") is False
-        await client.aclose()
+        await closed(client)
 
     asyncio.run(use())
