@@ -245,8 +245,14 @@ class ScriptCalls:
         return decode(answer)
 
 
+#: what the pools of redis-py say when all of their connections are in use: nothing was sent
+_POOL_IS_FULL = ("Too many connections", "No connection available.")
+
+
 def _translated(script: RedisScript, error: RedisError) -> Exception | None:
     """Our error for one of the client's or the server's, or ``None`` if it is to be raised unchanged."""
+    if str(error) in _POOL_IS_FULL:
+        return None
     if isinstance(error, (ConnectionError, TimeoutError)):
         return OutcomeUnknown(
             f"{script.name}: no answer came from Redis ({error}), so the call may or may not have taken effect"

@@ -567,6 +567,32 @@ def test_call_after_an_interrupted_one_gets_its_own_answer(connect: Connect, pro
     assert mutex.release("b", queue=queue) is True
 
 
+@pytest.mark.parametrize("way", ["plain client", "subclass"])
+@pytest.mark.parametrize("blocking", [False, True])
+def test_call_that_gets_no_connection_of_a_full_pool_was_not_sent(
+    connect: Connect, kind: str, way: str, blocking: bool, queue: str, server: real.Redis
+) -> None:
+    """Its outcome is known: the error of the pool is raised, and not OutcomeUnknown."""
+    client, subclass, limited, _ = KINDS[kind]
+    unlimited = redis.ConnectionPool if kind == "sync" else redis.asyncio.ConnectionPool
+    options = {"timeout": 0.1} if blocking else {}
+    pool = (limited if blocking else unlimited)(host=server.host, port=server.port, max_connections=1, **options)
+    party = connect(client if way == "plain client" else subclass, connection_pool=pool)
+    mutex = Mutex(party.client)
+    party(mutex.create("a", queue=queue))
+    assert party(mutex.acquire("a", queue=queue)) is True
+    taken = pool.get_connection("PING") if not DIRECT else pool.get_connection()
+    taken = party(taken)
+    with pytest.raises(redis.ConnectionError):
+        party(mutex.release("a", queue=queue))
+    if kind == "async":
+        party(pool.release(taken))
+    else:
+        pool.release(taken)
+    assert party(mutex.acquire("a", queue=queue)) is False
+    assert party(mutex.release("a", queue=queue)) is True
+
+
 class Interrupted(BaseException):
     """What a signal handler raises."""
 
