@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import math
 import re
@@ -364,7 +365,7 @@ class PostgreSQL(Backend):
         return _sqlstate(error) == "57014"
 
     def wait_value(self, seconds: float) -> str:
-        return f"{max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))}ms"
+        return _milliseconds(seconds)
 
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
@@ -400,6 +401,12 @@ def _yugabytedb_version(connection: Connection) -> str | None:
     """Return the version of YugabyteDB, to which a ``postgresql://`` URL may lead; ``None`` for PostgreSQL."""
     found = re.search(r"-YB-([\d.]*)", str(_at_once(connection, _VERSION).scalar()))
     return None if found is None else found[1]
+
+
+@functools.lru_cache(maxsize=64)
+def _milliseconds(seconds: float) -> str:
+    """Return a setting's value: nearly always that of the same few limits."""
+    return f"{max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))}ms"
 
 
 def _transaction_status(driver: Any) -> int | None:
