@@ -10,6 +10,7 @@ Where that may not hold, it is called.
 from __future__ import annotations
 
 import functools
+import importlib
 from typing import Any
 
 import redis
@@ -52,10 +53,10 @@ def plain_method(client: Any) -> Any:
     if getattr(pool, "connection_class", None) not in connections or getattr(pool, "cache", None) is not None:
         return None
     try:
-        from redis.observability.providers import get_observability_instance
+        metrics: Any = importlib.import_module("redis.observability.providers")
     except ImportError:  # before redis-py 7.2
         return method
-    return None if get_observability_instance().is_enabled() else method
+    return None if metrics.get_observability_instance().is_enabled() else method
 
 
 def disconnect_idle(client: Any) -> None:
@@ -63,14 +64,13 @@ def disconnect_idle(client: Any) -> None:
 
     The pool of redis-py may have taken back a connection whose answer is unread.
     """
-    if isinstance(client, redis.RedisCluster):
-        every: Any = client
-        every.disconnect_connection_pools()
+    if issubclass(type(client), redis.RedisCluster):
+        client.disconnect_connection_pools()
         return
     if client.connection is not None:
         client.connection.disconnect()
     pool = client.connection_pool
-    if isinstance(pool, redis.BlockingConnectionPool):
+    if issubclass(type(pool), redis.BlockingConnectionPool):
         pool.disconnect()  # those in use, too: their calls are sent again
     else:
         pool.disconnect(inuse_connections=False)
