@@ -10,6 +10,7 @@ from tests.conftest import PLAIN, Servers, install
 from tests.docs.pages import ROOT, Block, blocks
 from tests.docs.test_sql import plain, spelt_out, statements
 from tests.fixtures.parties import later, until
+from tests.fixtures.semaphores import polled
 
 BLOCKS = blocks(ROOT / "docs" / "lease.md")
 
@@ -36,9 +37,7 @@ def waiting(name: str, servers: Servers) -> list[str]:
             waiter, "before_cursor_execute", lambda *called: seen.append(plain(spelt_out(called[2], called[3])))
         )
         waits = later(sl.Locks(waiter).acquire, {"exports": 1}, timeout=120)
-        # it reads whether there is room: in the function, or before it inserts a request
-        looks = "AS BIGINT[]), true)", "AS known"
-        until(lambda: any(look in statement for statement in list(seen) for look in looks), unless=waits)
+        until(lambda: polled(seen), unless=waits)
         locks.release(grant)
         waits.result(120)
     finally:

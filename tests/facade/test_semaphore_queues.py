@@ -17,7 +17,7 @@ from sqlalchemy_locks.runtime.local_queue import local_queues
 from tests.facade.test_lease_loss import Holder
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, connected, installed, later, queued, seen, until
-from tests.fixtures.semaphores import ENGINES, EVERYWHERE, held, in_memory, made, place, unused
+from tests.fixtures.semaphores import ENGINES, EVERYWHERE, held, in_memory, made, place, polled, unused
 
 MOVED = {"sqlite": {"locks_prefix": "o_"}, "mysql": {"locks_prefix": "o_"}, "mariadb": {"locks_prefix": "o_"}}
 
@@ -457,11 +457,6 @@ def test_request_beyond_capacity_delays_no_other(name: str, same: bool, engine_t
         locks.acquire({sem: 4}, ttl=3600, timeout=0.1)
     assert locks.run(sl.semaphore.resize(sem, 5)) == 3
     locks.release(big.result(PATIENCE))
-
-
-def polled(statements: list[str]) -> bool:
-    """Whether the head of the queue has looked for room."""
-    return any("AS known" in statement or "AS BIGINT[]), true)" in statement for statement in list(statements))
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -81,6 +81,13 @@ MAKERS: dict[str, Callable[..., Any]] = {
 }
 
 
+def retrying(kind: str, again: int) -> dict[str, Any]:
+    """Return the options of a client that resends a lost command so often; redis-py 5 resends what it is told to."""
+    retry: Any = AsyncRetry if kind == "async" else Retry
+    lost: list[Any] = [redis.ConnectionError, redis.TimeoutError] if again else []
+    return {"retry": retry(NoBackoff(), again), "retry_on_error": lost}
+
+
 @pytest.fixture(params=MAKERS)
 def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Party]]:
     """Make a client of this kind, connected to a port; ``again`` is how often it resends a lost command."""
@@ -88,9 +95,7 @@ def make(request: pytest.FixtureRequest) -> Iterator[Callable[..., Party]]:
 
     def make(port: int, again: int | None = None, **options: Any) -> Party:
         if again is not None:
-            retry: Any = AsyncRetry if request.param == "async" else Retry
-            lost: list[Any] = [redis.ConnectionError, redis.TimeoutError] if again else []
-            options |= {"retry": retry(NoBackoff(), again), "retry_on_error": lost}
+            options |= retrying(request.param, again)
         made.append(Party(MAKERS[request.param](host="127.0.0.1", port=port, **options)))
         return made[-1]
 

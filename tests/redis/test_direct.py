@@ -33,7 +33,7 @@ from sqlalchemy_locks.redis.direct import _packed, plain_method
 from sqlalchemy_locks.redis.mutex import _ACQUIRE, _RELEASE
 from tests import servers as real
 from tests.fixtures.parties import PATIENCE, until
-from tests.redis.conftest import MAKERS, Party, started_or_skipped
+from tests.redis.conftest import Party, retrying, started_or_skipped
 from tests.redis.proxy import Proxy
 from tests.servers.place import reserved_port
 from tests.servers.tls import certificate
@@ -63,28 +63,6 @@ KINDS: dict[str, tuple[Any, Any, Any, Any]] = {
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
-
-
-@pytest.fixture(params=MAKERS)
-def make(request: pytest.FixtureRequest) -> Iterator[Make]:
-    """Make a client of this kind, connected to a port; ``again`` is how often it resends a lost command."""
-    made: list[Party] = []
-
-    def make(port: int, again: int | None = None, **options: Any) -> Party:
-        if again is not None:
-            options |= retrying("async" if request.param == "async" else "sync", again)
-        made.append(Party(MAKERS[request.param](host="127.0.0.1", port=port, **options)))
-        return made[-1]
-
-    yield make
-    for party in made:
-        party.close()
-
-
-def retrying(kind: str, again: int) -> dict[str, Any]:
-    """Return the options of a client that resends a lost command so often; redis-py 5 resends what it is told to."""
-    lost: list[Any] = [redis.ConnectionError, redis.TimeoutError] if again else []
-    return {"retry": KINDS[kind][3](NoBackoff(), again), "retry_on_error": lost}
 
 
 @pytest.fixture

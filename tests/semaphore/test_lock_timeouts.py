@@ -98,7 +98,7 @@ def test_release_during_own_guarded_write_times_out(name: str, engine_to: MakeEn
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
 def test_longest_wait_ends_with_its_call(name: str, driver: str, level: str, engine_to: MakeEngine) -> None:
-    """It is restored in a transaction that goes on, and ends with a statement that is a transaction of its own."""
+    """In a transaction, which goes on, and in autocommit."""
     sem = made(engine_to(name), 1)
     with engine_to(name, driver, isolation_level=level).connect() as caller:
         caller.execute(text("SET lock_timeout = '77s'"))
