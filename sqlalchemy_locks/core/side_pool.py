@@ -1,0 +1,69 @@
+"""Connections beside the app's pool, for what must not wait for it: renewals, heartbeats, the rows of new keys.
+
+The app's handlers may hold every connection of its pool. These connections are made as the app's are (URL, ``creator``,
+``connect_args``, listeners of pool and engine), and count against the server's limit.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+from weakref import WeakSet
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
+#: of this process; a forked child gives each a new pool
+_side_pools: WeakSet[SidePool] = WeakSet()
+#: pools of the parent process: where they were collected, their connections would be closed for the parent, too
+_inherited: list[Any] = []
+
+
+class SidePool:
+    """A pool of an engine beside the engine's own; its owner disposes of it.
+
+    :param engine: the engine of the app. One that has all of its work on one connection (SQLite in memory) is used
+        itself, since another connection would have another database.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._shared = isinstance(engine.pool, (StaticPool, SingletonThreadPool))
+        self._pool = engine.pool if self._shared else engine.pool.recreate()
+        _side_pools.add(self)
+
+    def connect(self) -> Connection:
+        """Check a connection out; ``close()`` returns it. It hears the listeners of the engine.
+
+        :raises DBAPIError: with ``connection_invalidated`` when no connection could be made: nothing was sent.
+        """
+        if self._shared:
+            return self._engine.connect()
+        try:
+            pooled = self._pool.connect()
+        except SQLAlchemyError:
+            raise
+        except Exception as error:  # the driver's, and asyncio's, which SQLAlchemy translates in Engine.connect() only
+            raise OperationalError(None, None, error, connection_invalidated=True) from error
+        return Connection(self._engine, connection=pooled)
+
+    def dispose(self) -> None:
+        """Close the idle connections."""
+        if not self._shared:
+            self._pool.dispose()
+
+    def _leave_to_parent(self) -> None:
+        if not self._shared:
+            _inherited.append(self._pool)
+            self._pool = self._pool.recreate()
+
+
+def _after_fork() -> None:
+    for pool in list(_side_pools):
+        pool._leave_to_parent()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
