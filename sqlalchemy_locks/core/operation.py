@@ -5,8 +5,8 @@ touches no database until it is executed: by a ``Session``, a ``Connection``, ei
 the engine can do it in one statement, the operation compiles to that statement. Elsewhere the implementation runs the
 few statements that the engine needs, on the same connection, and ``compile()`` raises with the reason.
 
-Every statement of this library is sent by an :class:`Execution`: through SQLAlchemy, or, where no listener could
-notice, through the driver's own cursor. Errors of the driver that are about locks leave it as this library's.
+Every statement of this library is sent by :meth:`Execution.execute`, through ``Connection.execute``. Errors of the
+driver that are about locks leave it as this library's.
 
 These hooks of SQLAlchemy are private or semi-private. They are used in this file and nowhere else, and
 ``tests/core/test_private_names.py`` pins them on 2.0 and 2.1:
@@ -29,7 +29,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy
 from sqlalchemy import Engine, Table, delete, false, update
@@ -42,13 +41,9 @@ from sqlalchemy.sql.selectable import TypedReturnsRows
 from sqlalchemy.util import immutabledict
 
 from sqlalchemy_locks._validation import seconds
-from sqlalchemy_locks.dialects import KIND_FLAG, Backend, backend_for
-from sqlalchemy_locks.dialects.connections import (
-    StatementForm,
-    driver_calls,
-    execute_by_cursor,
-    statement_form,
-)
+from sqlalchemy_locks.core.engine_state import backend_of, engine_state
+from sqlalchemy_locks.core.side_pool import SidePool
+from sqlalchemy_locks.dialects import Backend
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
@@ -60,7 +55,6 @@ T = TypeVar("T")
 
 #: how often a row may be replaced while a statement waits for it, before the search for it is given up
 _MAX_REPLACED = 10
-_CACHE = "_sqlalchemy_locks"
 fetch_one: Callable[[Any], Any] = methodcaller("fetchone")
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
 
@@ -79,7 +73,7 @@ class BuildContext(NamedTuple):
 
 
 def build_context(dialect: Dialect, options: Mapping[str, Any]) -> BuildContext:
-    return BuildContext(backend_for(dialect), options.get("locks_prefix", DEFAULT_PREFIX))
+    return BuildContext(backend_of(dialect), options.get("locks_prefix", DEFAULT_PREFIX))
 
 
 def translated_schema(options: Mapping[str, Any], schema: str | None) -> Any:
@@ -361,26 +355,6 @@ def _refuse_parameters(params: Any) -> None:
         raise TypeError("an operation carries its own values: execute it without parameters")
 
 
-class DialectCache:
-    """What is found out once for each engine of the app; an attribute of its dialect, which engine copies share.
-
-    Made at the first execution: only a connection tells whether a ``mysql://`` URL leads to MariaDB.
-    """
-
-    def __init__(self, dialect: Dialect) -> None:
-        self.backend = backend_for(dialect)
-        self.backend.adapt(dialect)
-        self.kind: Any = getattr(dialect, KIND_FLAG, False)
-        #: the backend has checked the server's settings
-        self.verified = False
-        #: tables of the app's that are kept by a storage engine with transactions, as (schema, name)
-        self.transactional: set[tuple[str | None, str]] = set()
-        #: operations whose tables are, where no ``schema_translate_map`` moves them
-        self.checked: WeakSet[OperationImpl] = WeakSet()
-        #: statements as the dialect compiles them: SQL, their own values, the order of the parameters
-        self.compiled: WeakKeyDictionary[Executable, tuple[str, dict[str, Any], list[str] | None]] = WeakKeyDictionary()
-
-
 class Execution:
     """One execution of one operation: what its implementation may ask and do.
 
@@ -409,14 +383,8 @@ class Execution:
         self.options = options
         self._every = every
         self._nonce: str | None = every.get("locks_nonce")
-        dialect: Any = connection.dialect
-        cache: DialectCache | None = dialect.__dict__.get(_CACHE)
-        # through a second pool, a thread may execute while another one's first connection finds out that it is MariaDB
-        if cache is None or cache.kind is not getattr(dialect, KIND_FLAG, False):
-            cache = dialect.__dict__[_CACHE] = DialectCache(dialect)
-        self.cache = cache
-        self.backend = cache.backend
-        self.context = BuildContext(cache.backend, every.get("locks_prefix", DEFAULT_PREFIX))
+        self.backend = engine_state(connection).backend
+        self.context = BuildContext(self.backend, every.get("locks_prefix", DEFAULT_PREFIX))
         #: a ``schema_translate_map`` moves the tables
         self.schema_translated = "schema_translate_map" in every
         #: this transaction was begun at READ COMMITTED, whatever the server's variable says of the session
@@ -426,7 +394,7 @@ class Execution:
         #: the driver is in autocommit for this one statement: there is no transaction
         self.in_autocommit = False
         #: the first statement of a transaction may have to wait for its turn to write
-        self.first_writes: bool = operation._impl.writes and cache.backend.single_writer
+        self.first_writes: bool = operation._impl.writes and self.backend.single_writer
         wait = every.get("locks_wait")
         #: the longest wait for a lock, in seconds; ``None``: as long as the server allows
         self.wait = None if wait is None else seconds(wait, "locks_wait")
@@ -437,30 +405,8 @@ class Execution:
         if self.first_writes:
             with translated(self.backend):
                 self.backend.prepare(connection, self.wait)
-        if not self.cache.verified:
-            self.backend.verify(connection)
-            self.cache.verified = True
-        if self.schema_translated or impl not in self.cache.checked:
-            self._check_storage(impl)
         impl.check_connection(self)
         return impl.run(self)
-
-    def _check_storage(self, impl: OperationImpl) -> None:
-        """Refuse tables of the app's without transactions and row locks; each is looked at once."""
-        route = impl.route()
-        clause = route.get("clause")
-        used = [] if clause is None else [clause.table]
-        if "mapper" in route:
-            used = route["mapper"].tables
-        for table in used:
-            if not isinstance(table, Table) or table.metadata is tables(DEFAULT_SCHEMA, "").installed.metadata:
-                continue
-            schema = translated_schema(self._every, table.schema)
-            if (schema, table.name) not in self.cache.transactional:
-                self.backend.require_transactions(self.connection, schema, table.name)
-                self.cache.transactional.add((schema, table.name))
-        if not self.schema_translated:
-            self.cache.checked.add(impl)
 
     def value(self) -> Any:
         """Do what the operation says; return its one value, or the list of its rows, without a ``Result`` around it."""
@@ -520,51 +466,10 @@ class Execution:
         self.execute(delete(table).where(false()), {})
 
     def scalar(self, statement: Executable, values: Mapping[str, Any], *, simple: bool = False) -> Any:
-        """Return the one value of one statement, as :meth:`by_cursor`."""
-        return self.by_cursor(statement, values, fetch_one, simple=simple)[0]
+        return self.execute(statement, values).scalar()
 
-    def by_cursor(
-        self,
-        statement: Executable,
-        values: Mapping[str, Any],
-        read: Callable[[Any], T],
-        *,
-        plain: bool = True,
-        simple: bool = False,
-    ) -> T:
-        """Run one statement and return what ``read`` takes from its cursor.
-
-        It is the driver's own cursor, at a third of the cost of a prebuilt statement, unless that could be noticed.
-        With listeners that see constructs, a log of statements, a ``schema_translate_map``, or inside
-        ``begin_nested()``, ``read`` is given SQLAlchemy's cursor result.
-
-        :param plain: all values are numbers and texts, which every driver takes as they are.
-        :param simple: as for :func:`execute_by_cursor`.
-        """
-        connection = self.connection
-        how = statement_form(connection) if plain and not self.schema_translated else StatementForm.CONSTRUCT
-        if how is StatementForm.CONSTRUCT:
-            return read(self.execute(statement, values))
-        compiled = self.cache.compiled.get(statement)
-        if compiled is None:
-            made: Any = statement.compile(dialect=connection.dialect)  # type: ignore[attr-defined]
-            compiled = made.string, made.params, made.positiontup if made.positional else None
-            self.cache.compiled[statement] = compiled
-        sql, given, names = compiled
-        named = {**given, **values}
-        parameters: Any = named if names is None else tuple([named[name] for name in names])
-        if how <= StatementForm.CURSOR_EVENTS and (self.in_autocommit or connection.in_transaction()):
-            send = partial(execute_by_cursor, connection, how, sql, parameters, self.options, read, simple)
-        else:
-            send = partial(self._by_text, sql, parameters, read)
-        try:
-            return self.backend.take_write_lock(connection, send) if self.first_writes else send()
-        except DBAPIError:
-            with translated(self.backend, self.operation._impl.needs_installation):
-                raise
-
-    def _by_text(self, sql: str, parameters: Any, read: Callable[[Any], T]) -> T:
-        return read(self.connection.exec_driver_sql(sql, parameters, execution_options=self.options))
+    def by_cursor(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T], **_: Any) -> T:
+        return read(self.execute(statement, values))
 
 
 def fresh_nonce() -> str:
@@ -603,22 +508,16 @@ class translated:
 def side_connection(execution: Execution, *, within: float | None = None) -> Iterator[Connection]:
     """Open a second connection in autocommit, for what the transaction can't do or see itself.
 
-    It isn't checked out of the app's pool, which may have no connection left.
-
-    :param within: how long its statements may wait for a table, in seconds; without it, as long as for a row. An ALTER
-        that waits for this transaction blocks them, and the server doesn't detect that deadlock.
+    :param within: how long its statements may wait for a table, in seconds; without it, as long as for a row.
     :raises LockTimeout: when that was not enough.
     """
-    app = execution.connection.engine
-    aside = sqlalchemy.Engine(app.pool.recreate(), app.dialect, app.url)
+    side = SidePool(execution.connection.engine)
     try:
-        with translated(execution.backend), aside.connect() as connection:
-            with driver_calls(connection):
-                connection.execution_options(
-                    **{**execution.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
-                )
-            connection.detach()  # else the pool resets the isolation level, and raises the driver's error untranslated
+        with translated(execution.backend), side.connect() as connection:
+            options = {**execution.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
+            connection.execution_options(**options)
+            connection.detach()  # closed at the end, so that no setting has to be restored
             execution.backend.limit_table_waits(connection, within, execution.connection)
             yield connection
     finally:
-        aside.dispose()
+        side.dispose()

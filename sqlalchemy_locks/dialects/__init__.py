@@ -7,7 +7,7 @@ from typing import Any
 from sqlalchemy.engine import Dialect
 
 from sqlalchemy_locks.dialects import mariadb, mysql, postgresql, sqlite, yugabytedb
-from sqlalchemy_locks.dialects.base import Backend
+from sqlalchemy_locks.dialects.base import Backend, Server
 from sqlalchemy_locks.errors import Unsupported
 
 _BACKENDS: dict[str, Backend] = {
@@ -18,19 +18,18 @@ _BACKENDS: dict[str, Backend] = {
     "sqlite": sqlite.BACKEND,
 }
 
-#: the attribute of a dialect that its first connection may change, and with it what :func:`backend_for` returns: a
-#: ``mysql://`` URL may lead to MariaDB
-KIND_FLAG = "is_mariadb"
 
-
-def backend_for(dialect: Dialect) -> Backend:
+def backend_for(dialect: Dialect, server: Server | None = None) -> Backend:
     """Return the backend for a dialect.
 
+    :param server: what its server has told; without it a URL of PostgreSQL is not known to lead to YugabyteDB, nor one
+        of MySQL to MariaDB before the dialect has connected.
     :raises Unsupported: for an engine that this library doesn't support.
     """
+    if server is not None and server.yugabytedb is not None:
+        return yugabytedb.BACKEND
     any_dialect: Any = dialect
-    name = "mariadb" if getattr(any_dialect, KIND_FLAG, False) else dialect.name
-    return _BACKENDS.get(name) or backend_named(name)
+    return backend_named("mariadb" if getattr(any_dialect, "is_mariadb", False) else dialect.name)
 
 
 def backend_named(name: str) -> Backend:
@@ -43,4 +42,4 @@ def backend_named(name: str) -> Backend:
     return _BACKENDS[name]
 
 
-__all__ = ["KIND_FLAG", "Backend", "backend_for", "backend_named"]
+__all__ = ["Backend", "Server", "backend_for", "backend_named"]

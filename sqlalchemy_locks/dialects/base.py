@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from sqlalchemy import Column, Engine, Insert, Table
@@ -31,6 +32,20 @@ DriverTimeout = asyncio.TimeoutError
 IDLE = 10
 #: drivers that wait in C, where Python runs no signal handler before the reply has arrived
 _WAIT_IN_C = frozenset(["psycopg2", "mysqldb", "mysqlconnector", "mariadbconnector"])
+
+
+@dataclass(frozen=True)
+class Server:
+    """What the server has told at the first connection of an engine."""
+
+    #: the version of YugabyteDB, to which a URL of PostgreSQL may lead
+    yugabytedb: str | None = None
+    #: a pooler such as PgBouncer is in between, which may give each transaction another session of the server
+    pooled: bool = False
+    #: a transaction of the app's begins at READ COMMITTED
+    begins_read_committed: bool = False
+    #: a statement in autocommit is executed at READ COMMITTED
+    autocommits_read_committed: bool = False
 
 
 def restore_nothing() -> None:
@@ -87,8 +102,6 @@ class Backend:
     arrays: ClassVar[bool] = False
     #: the server refuses a lock in a transaction whose snapshot is older than the lock
     refuses_stale_snapshots: ClassVar[bool] = False
-    #: the driver's autocommit can be switched on and off without a round trip, and leaves the app's settings alone
-    cheap_autocommit: ClassVar[bool] = False
     #: in a two-phase transaction, PREPARE may release locks before COMMIT
     prepare_releases: ClassVar[bool] = False
     #: a replica grants row locks, so that a lock has to check whether the server accepts writes
@@ -164,16 +177,18 @@ class Backend:
         """Return which variant of the functions was installed in a schema; only called where ``calls_functions``."""
         raise NotImplementedError
 
+    def ask_server(self, connection: Connection) -> Server:
+        """Ask the server, once per engine of the app, for what decides how operations are executed.
+
+        :raises Unsupported: for a server whose settings break a guarantee, with the setting to change.
+        """
+        self.verify(connection)
+        return Server()
+
     def verify(self, connection: Connection) -> None:
-        """Refuse a server whose settings break a guarantee; called once per engine of the app.
+        """Refuse a server whose settings break a guarantee.
 
         :raises Unsupported: with the setting to change.
-        """
-
-    def require_transactions(self, connection: Connection, schema: str | None, table: str) -> None:
-        """Refuse a table without transactions; called once for each table of the app's.
-
-        :raises Unsupported: with the statement that changes it.
         """
 
     def writable(self, connection: Connection) -> bool:
@@ -214,19 +229,18 @@ class Backend:
         """Return a longest wait in the unit of the engine's setting, never a value that means no limit."""
         raise NotImplementedError
 
-    def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
+    def begin(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
         """Begin a transaction, READ COMMITTED where the engine has levels.
 
+        The pool restores the app's own level when the connection returns.
+
         :param wait: the longest wait in seconds, where BEGIN can wait; may be infinite.
-        :return: the transaction, and a function that restores the app's settings, to be called after its end.
         """
         raise NotImplementedError
 
-    def begin_writing(
-        self, connection: Connection, wait: float | None = None
-    ) -> tuple[RootTransaction, Callable[[], None]]:
+    def begin_writing(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
         """As :meth:`begin`, for a transaction that writes: where there is one writer at a time, it is the writer."""
-        return self.begin(connection, wait)
+        return self.begin(connection, server, wait)
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
         """Begin, as SQLAlchemy would by itself at the first statement; called only with ``single_writer``.
@@ -245,21 +259,15 @@ class Backend:
     def adapt(self, dialect: Dialect) -> None:
         """Have the app's engine do what its driver leaves out, before the engine's first use if possible."""
 
-    def allows_autocommit(self, connection: Connection, bounded: bool) -> bool:
-        """Return whether one statement may run without a transaction on this connection.
+    def allows_autocommit(self, connection: Connection, server: Server) -> bool:
+        """Return whether one statement may be executed by :meth:`autocommitted` on this connection.
 
-        :param bounded: a longest wait is set before it, and restored after it.
+        Not where the app does something at BEGIN, nor where statements in autocommit have another isolation level.
         """
-        # The server may execute a cancelled task's statement later than what the task did next. In a transaction, it
-        # is rolled back, or what follows waits for its COMMIT.
-        return not (connection.dialect.is_async and self.autocommit(connection))
-
-    def behind_pooler(self, connection: Connection) -> bool:
-        """Return whether a pooler such as PgBouncer may give each transaction another session of the server."""
         return False
 
     def autocommitted(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
-        """Execute the statements inside without BEGIN and COMMIT; only called where ``cheap_autocommit``."""
+        """Execute the statement inside without BEGIN and COMMIT."""
         raise NotImplementedError
 
     def set_marker(self, connection: Connection) -> None:
@@ -277,17 +285,6 @@ class Backend:
         """Return whether an open transaction can only be rolled back, as far as the driver knows."""
         return False
 
-    def check_after_error(self, connection: Connection, error: Exception) -> bool:
-        """Ask the server for the state of the transaction after an error, where the driver isn't told.
-
-        :return: whether it is aborted and the driver won't remember.
-        """
-        return False
-
-    def error_rolled_back(self, error: Exception) -> bool:
-        """Return whether a transaction that ended with this error of the driver was rolled back for certain."""
-        return False
-
     def read_notifications(self, driver: Any) -> list[str]:
         """Return the payloads that a listening connection has received; only called where ``supports_listen``.
 
@@ -300,7 +297,7 @@ class Backend:
         return connection.dialect.driver in _WAIT_IN_C
 
     def server_closed(self, connection: Connection) -> bool:
-        """Return whether the server is known to have closed this idle connection, without asking it."""
+        """Return whether the driver has seen that the connection is closed, without asking the server."""
         return False
 
     def statement_timeout(self, connection: Connection) -> contextlib.AbstractContextManager[None]:

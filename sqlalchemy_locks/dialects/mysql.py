@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import TIMESTAMP, Column, Insert, Table, text
@@ -13,9 +13,8 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.dialects.base import IDLE, Backend, restore_nothing
+from sqlalchemy_locks.dialects.base import IDLE, Backend, Server
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
-from sqlalchemy_locks.dialects.connections import closed, driver_calls
 from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
 from sqlalchemy_locks.sql.clock import (
     Elapsed,
@@ -60,8 +59,6 @@ _TRANSACTIONS = text("SELECT transactions = 'YES' FROM information_schema.engine
 #: A number, or from MariaDB 12 on a text; with the second setting alone, InnoDB grants a row's lock to two sessions.
 _WRITABLE = "CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') AND @@global.innodb_read_only = 0"
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
-#: a deadlock, a row changed since the snapshot (MariaDB), a full lock table: InnoDB rolls the whole transaction back
-_ROLLED_BACK = (1213, 1020, 1206)
 _TABLE_READ_ONLY = "errno: 165"
 #: the transaction's level can't be set while it is in progress
 _IN_PROGRESS = 1568
@@ -138,19 +135,6 @@ class MySQL(Backend):
                     "another instant in a session with another time_zone"
                 )
 
-    def require_transactions(self, connection: Connection, schema: str | None, table: str) -> None:
-        quote = connection.dialect.identifier_preparer.quote
-        place = f"{quote(schema)}.{quote(table)}" if schema else quote(table)
-        # not information_schema.tables, of which MySQL makes the transaction's snapshot, before the lock is granted
-        definition = str(connection.exec_driver_sql(f"SHOW CREATE TABLE {place}").all()[0][1])
-        kept_by = _STORAGE_ENGINE.search(definition)
-        engine = "InnoDB" if kept_by is None else kept_by[1]
-        if engine != "InnoDB" and not connection.execute(_TRANSACTIONS, {"engine": engine}).scalar():
-            raise Unsupported(
-                f"the table {table} is kept by {engine}, which has no transactions and no row locks, so that several "
-                f"clients would get the same row: ALTER TABLE {table} ENGINE=InnoDB"
-            )
-
     def writable(self, connection: Connection) -> bool:
         return bool(connection.exec_driver_sql(f"SELECT {_WRITABLE}").scalar())
 
@@ -179,39 +163,35 @@ class MySQL(Backend):
         raw: Any = connection.connection.dbapi_connection
         return bool(raw.get_autocommit())
 
-    def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
-        raw: Any = connection.connection.dbapi_connection
-        restore = restore_nothing
+    def begin(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
+        if connection.in_transaction():
+            connection.rollback()  # a listener of the app's has read something
         if self.autocommit(connection):
-
-            def restore() -> None:
-                with driver_calls(connection):
-                    raw.autocommit(True)
-
-            with driver_calls(connection):
-                raw.autocommit(False)
-        try:
-            try:
-                transaction = _begin_read_committed(connection)
-            except DBAPIError as error:
-                if _errno(error) != _IN_PROGRESS:
-                    raise
-                # the app's connect or checkout listener has read something, and left its transaction open
-                connection.rollback()
-                transaction = _begin_read_committed(connection)
-        except BaseException as error:
-            if not connection.invalidated:
-                connection.rollback()
-                restore()
-            if isinstance(error, DBAPIError) and _errno(error) == _IN_PROGRESS:
-                raise Unsupported(
-                    'a listener of "begin" or "before_cursor_execute" opens the transaction before Locks sets its '
-                    f'isolation level, which {self.name} refuses afterwards: do it in a listener of "checkout" instead'
-                ) from error
-            raise
+            connection.execution_options(isolation_level="READ COMMITTED")  # until it returns to the pool
+            transaction = connection.begin()
+        else:
+            transaction = self._begin_read_committed(connection)
         # the server's variable still has the session's level, so the connection has to remember this one
         connection.execution_options(locks_read_committed=True)
-        return transaction, restore
+        return transaction
+
+    def _begin_read_committed(self, connection: Connection) -> RootTransaction:
+        try:
+            return _begin_read_committed(connection)
+        except DBAPIError as error:
+            if _errno(error) != _IN_PROGRESS:
+                raise
+        # the app's connect or checkout listener has read something, and left its transaction open
+        connection.rollback()
+        try:
+            return _begin_read_committed(connection)
+        except DBAPIError as error:
+            if _errno(error) != _IN_PROGRESS:
+                raise
+            raise Unsupported(
+                'a listener of "begin" or "before_cursor_execute" opens the transaction before Locks sets its '
+                f'isolation level, which {self.name} refuses afterwards: do it in a listener of "checkout" instead'
+            ) from error
 
     def set_marker(self, connection: Connection) -> None:
         connection.exec_driver_sql(f"SAVEPOINT {_MARKER}")
@@ -230,33 +210,16 @@ class MySQL(Backend):
     def transaction_ended(self, connection: Connection) -> bool:
         driver: Any = connection.connection.driver_connection
         status = getattr(driver, "server_status", None)
-        if connection.dialect.driver == "asyncmy":
-            # which ignores a status without any flag; its last result keeps it
-            result = getattr(driver, "_result", None)
-            if result is not None and result.description is None:
-                status = result.server_status
         return status is not None and not status & _IN_TRANSACTION
-
-    def check_after_error(self, connection: Connection, error: Exception) -> bool:
-        # An error packet has no flags that say whether a transaction is open, and the error may have ended it: a
-        # deadlock rolls all of it back, and a DDL statement commits before it fails.
-        if isinstance(error, connection.dialect.loaded_dbapi.Error):
-            raw: Any = connection.connection.dbapi_connection
-            raw.ping(reconnect=False)
-        return False
-
-    def error_rolled_back(self, error: Exception) -> bool:
-        return bool(error.args) and error.args[0] in _ROLLED_BACK
 
     def duplicate(self, error: DBAPIError) -> bool:
         return bool(_errno(error) == 1062)
 
     def server_closed(self, connection: Connection) -> bool:
-        if connection.dialect.is_async:  # aiomysql reads through a stream of asyncio's, asyncmy through its protocol
-            driver: Any = connection.connection.driver_connection
-            reader, protocol = getattr(driver, "_reader", None), getattr(driver, "_proto", None)
-            return bool(getattr(reader, "_eof", False) or getattr(protocol, "eof", False))
-        return closed(connection)
+        driver: Any = connection.connection.driver_connection
+        if hasattr(driver, "closed"):  # aiomysql
+            return bool(driver.closed)
+        return not (driver.open if hasattr(driver, "open") else getattr(driver, "connected", True))  # pymysql; asyncmy
 
     @contextlib.contextmanager
     def statement_timeout(self, connection: Connection) -> Iterator[None]:

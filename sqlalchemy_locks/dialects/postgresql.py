@@ -7,24 +7,17 @@ import functools
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, Column, Insert, Table, Text, bindparam, func, literal, select, text
 from sqlalchemy.engine import Connection, RootTransaction
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
-from sqlalchemy_locks.dialects.base import IDLE, Backend
+from sqlalchemy_locks.dialects.base import IDLE, Backend, Server
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
-from sqlalchemy_locks.dialects.connections import (
-    PLAN_CHANGED,
-    TRANSACTION_IDLE,
-    DriverAutocommit,
-    closed,
-    raise_translated,
-)
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from sqlalchemy_locks.sql.elements import HeldKeys, LockFunction, Void
 
@@ -64,9 +57,15 @@ _JOIN_BY_ROW = select(
     func.set_config("statement_timeout", bindparam("was", type_=Text()), True),
 )
 
-_IN_TRANSACTION, _IN_ERROR = 2, 3  # libpq's PQTRANS_INTRANS, PQTRANS_INERROR
-_POOLED = "_sqlalchemy_locks_pooled"
-_SHOWS_ROW_LOCKS = "_sqlalchemy_locks_shows_row_locks"
+_SERVER = text(
+    "SELECT version() AS version, pg_backend_pid() AS pid, current_setting('transaction_isolation') AS level, "
+    "current_setting('default_transaction_isolation') AS default_level"
+)
+#: libpq's PQTRANS_IDLE, PQTRANS_INTRANS, PQTRANS_INERROR
+_IDLE, _IN_TRANSACTION, _IN_ERROR = 0, 2, 3
+#: what PostgreSQL says of a prepared statement whose columns have other types since
+_PLAN_CHANGED = "cached plan must not change result type"
+_READ_COMMITTED = "read committed"
 _POOLER = (
     "a pooler such as PgBouncer is between here and the server. Locks that end with their transaction work in "
     "transaction mode, too; session locks (session_exclusive) are refused, and workers poll, unless the engine's "
@@ -82,7 +81,6 @@ class PostgreSQL(Backend):
     schemas = True
     lists_privileges = True
     partial_ready_index = True
-    cheap_autocommit = True
     supports_listen = True
     server_queues = True
     keeps_dead_index_entries = True
@@ -133,7 +131,7 @@ class PostgreSQL(Backend):
     def transient(self, error: DBAPIError) -> bool:
         # YugabyteDB before 2.25 says so of a deadlock, without a SQLSTATE; the others are of a statement that
         # was prepared before the schema changed: psycopg's and asyncpg's, which is prepared again
-        phrases = ("aborted while waiting for locks", PLAN_CHANGED, "cached statement plan is invalid")
+        phrases = ("aborted while waiting for locks", _PLAN_CHANGED, "cached statement plan is invalid")
         return _sqlstate(error) in ("40001", "40P01") or any(phrase in str(error.orig) for phrase in phrases)
 
     def serialize_install(self, connection: Connection, key: int) -> None:
@@ -190,73 +188,74 @@ class PostgreSQL(Backend):
         raw: Any = connection.connection.dbapi_connection
         return bool(raw.autocommit)
 
-    def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
-        # The level is an attribute of the driver, sent with its BEGIN: no round trip, and, unlike the execution
-        # option, restored to what the app's connect listener had set, not to a default.
+    def _is_idle(self, connection: Connection) -> bool:
+        """Return whether no transaction is open on the server, as far as the driver knows."""
+        driver: Any = connection.connection.driver_connection
+        status = _transaction_status(driver)
+        return not driver.is_in_transaction() if status is None else status == _IDLE
+
+    def ask_server(self, connection: Connection) -> Server:
+        row = _at_once(connection, _SERVER).one()
+        yugabytedb = re.search(r"-YB-([\d.]*)", row.version)
+        # a pooler sends each client the id of a process that doesn't exist; it doesn't say in which mode it is
+        pid = initial_server_pid(connection.connection.driver_connection)
+        options, engine_options = connection.get_execution_options(), connection.engine.get_execution_options()
+        of_engine = options.get("isolation_level") == engine_options.get("isolation_level")
+        return Server(
+            yugabytedb=None if yugabytedb is None else yugabytedb[1],
+            pooled=pid is not None and pid != row.pid,
+            begins_read_committed=of_engine and row.level == _READ_COMMITTED,
+            autocommits_read_committed=row.default_level == _READ_COMMITTED,
+        )
+
+    def begin(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
+        begun = connection.get_transaction()
+        if begun is not None:
+            return begun  # a listener of the app's, of engine_connect, has begun
+        if (not server.begins_read_committed or self.autocommit(connection)) and self._is_idle(connection):
+            connection.execution_options(isolation_level="READ COMMITTED")
+        return connection.begin()
+
+    def allows_autocommit(self, connection: Connection, server: Server) -> bool:
+        return (
+            server.autocommits_read_committed
+            # behind a pooler the two halves of one of asyncpg's statements may reach two sessions of the server
+            and not (server.pooled and connection.dialect.driver == "asyncpg")
+            and not connection.in_transaction()
+            and not connection.dispatch.begin
+            and self._is_idle(connection)
+        )
+
+    @contextlib.contextmanager
+    def autocommitted(self, connection: Connection) -> Iterator[None]:
+        # The attribute of the driver takes no round trip. SQLAlchemy's option does with psycopg2, and on a shared pool
+        # it resets the level that the app has set in a connect listener.
         raw: Any = connection.connection.dbapi_connection
         errors = connection.dialect.loaded_dbapi.Error
+        autocommit, begun, restored = raw.autocommit, False, False
         try:
-            autocommit = raw.autocommit
-            source = raw if hasattr(raw, "isolation_level") else raw.driver_connection
-            level = source.isolation_level
-        except errors as error:
-            raise_translated(connection, error)
-
-        def restore() -> None:
-            try:
-                raw.set_isolation_level(level)
-                raw.autocommit = autocommit
-            except errors as error:
-                raise_translated(connection, error)
-            except BaseException as error:
-                connection.invalidate(error)
-                raise
-
-        try:
-            try:
-                # psycopg yields to the event loop after the change, so that a cancellation can be raised here
-                connection.dialect.set_isolation_level(raw, "READ COMMITTED")
-            except errors as error:
-                raise_translated(connection, error)
-            return connection.begin(), restore
-        except BaseException:
-            if not connection.invalidated:
-                restore()
+            raw.autocommit = begun = True
+            yield
+        except DBAPIError as error:
+            if _PLAN_CHANGED in str(error.orig):
+                connection.invalidate()  # psycopg prepares its statements again after a ROLLBACK only
             raise
-
-    def allows_autocommit(self, connection: Connection, bounded: bool) -> bool:
-        # Behind a pooler, two statements without a transaction may reach two server sessions; so may the two halves
-        # of one of asyncpg's statements, which are prepared and executed separately.
-        if not bounded and connection.dialect.driver != "asyncpg":
-            return True
-        known: dict[str, Any] = connection.dialect.__dict__
-        if _POOLED not in known:
-            transaction, restore = self.begin(connection)
+        except errors as error:
+            if begun:
+                raise
+            raise OperationalError(None, None, error, connection_invalidated=True) from error
+        finally:
+            # whatever is raised, it must never go back to the app in autocommit
             try:
-                known[_POOLED] = self.behind_pooler(connection)
+                if not connection.invalidated:
+                    connection.rollback()  # SQLAlchemy's own view: nothing is open on the server
+                    raw.autocommit = autocommit
+                    restored = True
+            except (DBAPIError, errors) as error:
+                connection.invalidate(error)  # the reply has been read, or there is an error that says more
             finally:
-                transaction.rollback()
-                restore()
-        return not known[_POOLED]
-
-    def behind_pooler(self, connection: Connection) -> bool:
-        # A pooler sends each client the id of a process that doesn't exist. It doesn't say in which mode it is.
-        if connection.get_execution_options().get("locks_session_pooling"):
-            return False
-        known = connection.info
-        if _POOLED not in known:
-            pid = initial_server_pid(connection.connection.driver_connection)
-            known[_POOLED] = pid is not None and pid != connection.exec_driver_sql("SELECT pg_backend_pid()").scalar()
-        return bool(known[_POOLED])
-
-    def shows_row_locks(self, connection: Connection) -> bool:
-        known: dict[str, Any] = connection.dialect.__dict__
-        if _SHOWS_ROW_LOCKS not in known:
-            known[_SHOWS_ROW_LOCKS] = _yugabytedb_version(connection) is None
-        return bool(known[_SHOWS_ROW_LOCKS])
-
-    def autocommitted(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
-        return DriverAutocommit(connection, _is_idle)
+                if not restored and not connection.invalidated:
+                    connection.invalidate()
 
     def marker_lost(self, connection: Connection) -> bool:
         # COMMIT of a failed transaction is a ROLLBACK without an error: code that ignored the first error would never
@@ -277,24 +276,10 @@ class PostgreSQL(Backend):
 
     def transaction_ended(self, connection: Connection) -> bool:
         # psycopg begins another transaction by itself after a COMMIT that was executed as a statement
-        return _is_idle(connection.connection.driver_connection)
+        return self._is_idle(connection)
 
     def transaction_aborted(self, connection: Connection) -> bool:
         return _transaction_status(connection.connection.driver_connection) == _IN_ERROR
-
-    def check_after_error(self, connection: Connection, error: Exception) -> bool:
-        # asyncpg doesn't show whether its transaction is aborted, and not every error of its own aborts one
-        if hasattr(connection.connection.driver_connection, "info"):
-            return False
-        raw: Any = connection.connection.dbapi_connection
-        cursor = raw.cursor()
-        try:
-            cursor.execute("SELECT 1")
-        except Exception as refused:
-            return getattr(refused, "sqlstate", None) == "25P02"
-        finally:
-            cursor.close()
-        return False
 
     def read_notifications(self, driver: Any) -> list[str]:
         if hasattr(driver, "pgconn"):  # psycopg, of either kind
@@ -310,9 +295,7 @@ class PostgreSQL(Backend):
 
     def server_closed(self, connection: Connection) -> bool:
         driver: Any = connection.connection.driver_connection
-        if hasattr(driver, "is_closed"):  # asyncpg reads all the time, so it knows
-            return bool(driver.is_closed())
-        return closed(connection)
+        return bool(driver.is_closed() if hasattr(driver, "is_closed") else driver.closed)  # asyncpg; psycopg, psycopg2
 
     @contextlib.contextmanager
     def statement_timeout(self, connection: Connection) -> Iterator[None]:
@@ -339,7 +322,7 @@ class PostgreSQL(Backend):
     @contextlib.contextmanager
     def prefer_indexes(self, connection: Connection) -> Iterator[bool]:
         local = not self.autocommit(connection)
-        if not local and self.behind_pooler(connection):
+        if not local:
             yield False  # the setting may reach another server session, and another client
             return
         seqscan, sort = _at_once(connection, _PLANNER).one()
@@ -370,11 +353,6 @@ class PostgreSQL(Backend):
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
         local = not self.autocommit(connection)
-        if not local and self.behind_pooler(connection):
-            raise Unsupported(
-                f"a longest wait (locks_wait) on a {self.name} connection in autocommit is a setting of the session, "
-                "which the pooler may give to another client: execute it in a transaction, or use Locks"
-            )
         was = _at_once(connection, _WAIT, {"wait": self.wait_value(seconds), "local": local}).scalar()
         try:
             yield
@@ -415,12 +393,6 @@ def _transaction_status(driver: Any) -> int | None:
         return int(pgconn.transaction_status)
     info = getattr(driver, "info", None)
     return None if info is None else int(info.transaction_status)
-
-
-def _is_idle(driver: Any) -> bool:
-    """Return whether the server has no transaction open on a connection of the driver's."""
-    status = _transaction_status(driver)
-    return not driver.is_in_transaction() if status is None else status == TRANSACTION_IDLE
 
 
 def yugabyte_findings(connection: Connection, level: str) -> Iterator[Finding]:

@@ -19,7 +19,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.util import await_only
 from sqlalchemy.util.concurrency import in_greenlet
 
-from sqlalchemy_locks.dialects.base import Backend, restore_nothing
+from sqlalchemy_locks.dialects.base import Backend, Server
 from sqlalchemy_locks.dialects.checks import Finding, version_finding
 from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect, is_guarded
 from sqlalchemy_locks.dialects.forks import forked, is_inherited
@@ -202,20 +202,18 @@ class SQLite(Backend):
     def wait_value(self, seconds: float) -> int:
         return math.ceil(min(seconds * 1000, 2**31 - 1))
 
-    def begin(self, connection: Connection, wait: float | None = None) -> tuple[RootTransaction, Callable[[], None]]:
+    def begin(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
         transaction = _begin_within(connection, wait, connection.begin)
         if not in_transaction(connection):
             connection.exec_driver_sql("BEGIN")
-        return transaction, restore_nothing
+        return transaction
 
-    def begin_writing(
-        self, connection: Connection, wait: float | None = None
-    ) -> tuple[RootTransaction, Callable[[], None]]:
+    def begin_writing(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
         _refuse_inherited(connection)
         transaction = _begin_within(connection, wait, connection.begin)
         if not in_transaction(connection):
             take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
-        return transaction, restore_nothing
+        return transaction
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
         _refuse_inherited(connection)

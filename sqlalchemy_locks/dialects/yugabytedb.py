@@ -18,9 +18,6 @@ class YugabyteDB(PostgreSQL):
     held_keys = None
     holders_unavailable = "whose locks are row locks, which no table of the server lists"
 
-    def shows_row_locks(self, connection: Connection) -> bool:
-        return False
-
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         join_by_row(connection, key, self.wait_value(seconds))
         return True

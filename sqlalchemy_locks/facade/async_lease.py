@@ -9,10 +9,11 @@ from datetime import timedelta
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
+from sqlalchemy.util import greenlet_spawn
+
 from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.facade.lease import GrantView, LeaseContext
 from sqlalchemy_locks.runtime.decorators import in_async_block, refuse_truth
-from sqlalchemy_locks.runtime.greenlets import run_in_greenlet
 from sqlalchemy_locks.runtime.local_queue import wait_for_future
 from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, clock
 from sqlalchemy_locks.values import Grant
@@ -96,9 +97,9 @@ class AsyncLeaseContext:
     __bool__ = refuse_truth
 
     async def __aenter__(self) -> AsyncLease:
-        grant, renewable = await run_in_greenlet(self._context.enter)
+        grant, renewable = await greenlet_spawn(self._context.enter)
         self._task = asyncio.create_task(_renew(renewable))
-        return AsyncLease(grant, renewable.lost, lambda: run_in_greenlet(self._context.check))
+        return AsyncLease(grant, renewable.lost, lambda: greenlet_spawn(self._context.check))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -110,7 +111,7 @@ class AsyncLeaseContext:
         try:
             await asyncio.wait({task})
         finally:
-            await run_in_greenlet(self._context.leave, error)
+            await greenlet_spawn(self._context.leave, error)
 
 
 async def _renew(lease: RenewableLease) -> None:
@@ -119,7 +120,7 @@ async def _renew(lease: RenewableLease) -> None:
         if pause > 0:
             await asyncio.sleep(pause)
             continue
-        renewal = asyncio.create_task(run_in_greenlet(lease.renew))
+        renewal = asyncio.create_task(greenlet_spawn(lease.renew))
         try:
             renewed = await asyncio.shield(renewal)
         except asyncio.CancelledError:

@@ -1,6 +1,6 @@
 """``AsyncLocks``: ``Locks``, awaited.
 
-Each method runs its synchronous twin in a greenlet (``runtime/greenlets.py``), where the drivers' waits become
+Each method runs its synchronous twin in a greenlet (SQLAlchemy's ``greenlet_spawn``), where the drivers' waits become
 ``await``.
 """
 
@@ -23,7 +23,7 @@ except ImportError as error:
     ) from error
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.util import await_only
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.conditional.mutex import Mutex
@@ -37,7 +37,6 @@ from sqlalchemy_locks.facade.maintenance import AsyncMaintenance
 from sqlalchemy_locks.facade.mutexes import Mutexes
 from sqlalchemy_locks.facade.semaphores import DAY, Alive, check_alive
 from sqlalchemy_locks.runtime.decorators import check_coroutine, in_async_block, refuse_truth
-from sqlalchemy_locks.runtime.greenlets import run_in_greenlet
 from sqlalchemy_locks.values import Grant, Released, Report
 
 T = TypeVar("T")
@@ -134,7 +133,7 @@ class AsyncLocks:
         >>> if await locks.once_per("hourly-report", every=3600, windowed=True):
         ...     await send_report()
         """
-        return await run_in_greenlet(self._sync.once_per, name, every=every, windowed=windowed, tz=tz, queue=queue)
+        return await greenlet_spawn(self._sync.once_per, name, every=every, windowed=windowed, tz=tz, queue=queue)
 
     def scheduled(
         self,
@@ -175,17 +174,17 @@ class AsyncLocks:
         timeout: float | timedelta | None = None,
     ) -> Grant:
         """As :meth:`sqlalchemy_locks.Locks.acquire`."""
-        return await run_in_greenlet(
+        return await greenlet_spawn(
             self._sync.acquire, permits, external_id=external_id, owner=owner, ttl=ttl, timeout=timeout
         )
 
     async def release(self, external_id: str | Grant) -> Released:
         """As :meth:`sqlalchemy_locks.Locks.release`."""
-        return await run_in_greenlet(self._sync.release, external_id)
+        return await greenlet_spawn(self._sync.release, external_id)
 
     async def renew(self, external_id: str | Grant) -> bool:
         """As :meth:`sqlalchemy_locks.Locks.renew`."""
-        return await run_in_greenlet(self._sync.renew, external_id)
+        return await greenlet_spawn(self._sync.renew, external_id)
 
     def semaphore(
         self,
@@ -223,11 +222,11 @@ class AsyncLocks:
         self, *, stale_after: float | timedelta | None = DAY, alive: Alive | AsyncAlive | None = None
     ) -> int:
         """As :meth:`sqlalchemy_locks.Locks.sweep`; ``alive`` may be a coroutine function."""
-        return await run_in_greenlet(self._sync.sweep, stale_after=stale_after, alive=awaited(alive))
+        return await greenlet_spawn(self._sync.sweep, stale_after=stale_after, alive=awaited(alive))
 
     async def maintain(self, *, alive: Alive | AsyncAlive | None = None) -> Report:
         """As :meth:`sqlalchemy_locks.Locks.maintain`; ``alive`` may be a coroutine function."""
-        return await run_in_greenlet(self._sync.maintain, alive=awaited(alive))
+        return await greenlet_spawn(self._sync.maintain, alive=awaited(alive))
 
     def maintenance(
         self, *, alive: Alive | AsyncAlive | None = None, every: float | timedelta = 60
@@ -253,7 +252,7 @@ class AsyncLocks:
     async def run(self, operation: ValueOperation[T]) -> T | None: ...
     async def run(self, operation: Any) -> Any:
         """As :meth:`sqlalchemy_locks.Locks.run`."""
-        return await run_in_greenlet(self._sync.run, operation)
+        return await greenlet_spawn(self._sync.run, operation)
 
 
 class AsyncMutexes:
@@ -264,15 +263,15 @@ class AsyncMutexes:
 
     async def acquire(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
         """As ``Mutexes.acquire``."""
-        return await run_in_greenlet(self._mutexes.acquire, id, queue=queue, owner=owner)
+        return await greenlet_spawn(self._mutexes.acquire, id, queue=queue, owner=owner)
 
     async def acquire_token(self, id: Any, *, queue: Any = None, owner: str | None = None) -> int | None:
         """As ``Mutexes.acquire_token``."""
-        return await run_in_greenlet(self._mutexes.acquire_token, id, queue=queue, owner=owner)
+        return await greenlet_spawn(self._mutexes.acquire_token, id, queue=queue, owner=owner)
 
     async def release(self, id: Any, *, queue: Any = None, owner: str | None = None) -> bool:
         """As ``Mutexes.release``."""
-        return await run_in_greenlet(self._mutexes.release, id, queue=queue, owner=owner)
+        return await greenlet_spawn(self._mutexes.release, id, queue=queue, owner=owner)
 
 
 class AsyncHeld:
@@ -300,7 +299,7 @@ class AsyncHeld:
 
     async def check(self) -> None:
         """As ``Held.check``."""
-        await run_in_greenlet(self._held.check)
+        await greenlet_spawn(self._held.check)
 
 
 class AsyncExclusiveBlock:
@@ -322,9 +321,9 @@ class AsyncExclusiveBlock:
     __bool__ = refuse_truth
 
     async def __aenter__(self) -> AsyncHeld:
-        return AsyncHeld(await run_in_greenlet(self._block.__enter__), self._locks)
+        return AsyncHeld(await greenlet_spawn(self._block.__enter__), self._locks)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        await run_in_greenlet(self._block.__exit__, kind, error, trace)
+        await greenlet_spawn(self._block.__exit__, kind, error, trace)

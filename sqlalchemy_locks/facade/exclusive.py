@@ -24,11 +24,13 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import lock
 from sqlalchemy_locks._validation import timeout_seconds
+from sqlalchemy_locks.core.engine_state import backend_of
 from sqlalchemy_locks.core.operation import Execution, Operation, installation, prepare_commit
-from sqlalchemy_locks.dialects import Backend, backend_for
+from sqlalchemy_locks.core.side_pool import SidePool
+from sqlalchemy_locks.dialects import Backend
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connect, connected, has_room, hear_engine
-from sqlalchemy_locks.errors import LockLost, LockTimeout, ReentryError, StaleSnapshot
+from sqlalchemy_locks.dialects.connections import connect
+from sqlalchemy_locks.errors import LockLost, LockTimeout, ReentryError
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.runtime import reentry
@@ -46,9 +48,6 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Name = str | int
-#: seconds; a shorter block doesn't ask, at its end, whether its server has become read-only: that takes a round trip,
-#: and no replica is promoted and grants the lock again in so short a time
-_BRIEF = 0.1
 #: options of a session that works in a block's transaction, whatever the options of its maker
 IN_BLOCK: dict[str, Any] = {
     "binds": None,
@@ -64,7 +63,6 @@ class LockHost(Observed):
     _engine: Engine
     _session_maker: Callable[..., Session]
     _sleep: Sleep
-    _sets_isolation: bool
 
 
 class Held:
@@ -102,20 +100,17 @@ class Held:
     def _bind_session(self, session: Session) -> None:
         """Keep a session in the transaction that holds the lock, even one whose class routes elsewhere."""
         short, connection = self._short, self._short.connection
-        hear_engine(connection)
 
         def get_bind(*_: Any, **named: Any) -> Any:
             if connection.closed:
                 return connection  # after the block: SQLAlchemy refuses it
             # a session asks for its bind before it begins: after the end of this transaction it would begin another
             # one, which commits, and which no lock guards
-            if (why := short.loss(poll=False)) is not None:
+            if (why := short.loss()) is not None:
                 error = LockLost(why)
                 self._mark_lost(error)
                 raise error
-            if not short.used:
-                short.use()
-                short.guard(self._mark_lost)
+            short.use()
             return connection
 
         def ending(end: Callable[[Session], None]) -> Callable[[], None]:
@@ -209,7 +204,7 @@ class ExclusiveBlock:
             raise ReentryError("this block is entered already: make one for each use")
         started = time.monotonic()
         try:
-            backend = backend_for(self._locks._engine.dialect)
+            backend = backend_of(self._locks._engine.dialect)
             one_lock = backend.single_writer
             entry = self._enter_context(backend)
             try:
@@ -246,11 +241,10 @@ class ExclusiveBlock:
             try:
                 if error is not None and self._locks._has_listeners:
                     with contextlib.suppress(Exception):  # whatever the block has done to its connection
-                        if held._short.disconnected():
-                            held.lost  # noqa: B018  (reports it; perhaps by the error that leaves the block)
+                        held.lost  # noqa: B018  (reports it; perhaps by the error that leaves the block)
             finally:
                 on_lost, held._on_lost = held._on_lost, None  # from here on it is released, and not lost
-                self._close(held, error, time.monotonic() - entered)
+                self._close(held, error)
         except BaseException as failed:
             if isinstance(failed, LockLost):
                 held._on_lost = on_lost
@@ -314,26 +308,18 @@ class ExclusiveBlock:
         """Acquire the keys in a new transaction.
 
         :return: ``None`` when a limit that the database sets itself ended the wait, and the caller set none.
-        :raises LockTimeout: when the caller's has ended. :raises PoolTimeout: when no connection was free until then.
+        :raises LockTimeout: when the caller's has ended.
+        :raises PoolTimeout: when no connection was free within the pool's own limit.
         """
         locks, engine = self._locks, self._locks._engine
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        short = ShortTransaction(engine, connect(engine, left))
-        # Setting the level takes about a round trip's time, and most apps run at READ COMMITTED. Where the server
-        # refuses another level, it is set from the first refusal on.
-        keep_isolation = short.backend.refuses_stale_snapshots and not locks._sets_isolation
+        short = ShortTransaction(engine, connect(engine))
+        left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            short.begin(keep_isolation=keep_isolation, wait=math.inf if left is None else left)
+            short.begin(wait=left)
             for key in self._names:
                 self._acquire_key(short, key, deadline)
                 if ticket is not None:
                     ticket.leave()
-        except StaleSnapshot as error:
-            short.abandon(error)
-            if not keep_isolation:
-                raise
-            locks._sets_isolation = True
-            return self._attempt(deadline, ticket)
         except LockTimeout as error:
             try:
                 if deadline is None:
@@ -372,11 +358,13 @@ class ExclusiveBlock:
         return ()
 
     def _holders_now(self) -> tuple[KeyHolder, ...]:
-        """Return the holders of the keys, read on a connection of its own if the pool has a free one."""
-        engine = self._locks._engine
-        if has_room(engine):
-            with contextlib.suppress(Exception), connected(engine, 0) as connection:
+        """Return the holders of the keys, read on a connection beside the pool, which may be what they wait for."""
+        side = SidePool(self._locks._engine)
+        try:
+            with contextlib.suppress(Exception), side.connect() as connection:
                 return holders_now(connection, self._names.values())
+        finally:
+            side.dispose()
         return ()
 
     def _timed_out(self, holders: tuple[Holder, ...]) -> LockTimeout:
@@ -385,11 +373,8 @@ class ExclusiveBlock:
             return LockTimeout(f"{names} {'is' if len(self._names) == 1 else 'are'} locked (timeout=0)", holders)
         return LockTimeout(f"{names} could not be acquired within {self._timeout:g} s", holders)
 
-    def _close(self, held: Held, error: BaseException | None, took: float) -> None:
-        """Commit the transaction, or roll it back for an error of the block.
-
-        :param took: how long it was held, in seconds.
-        """
+    def _close(self, held: Held, error: BaseException | None) -> None:
+        """Commit the transaction, or roll it back for an error of the block."""
         short, session = held._short, held._session
         if error is not None:
             try:
@@ -402,13 +387,18 @@ class ExclusiveBlock:
             if session is not None and short.loss() is None:
                 prepare_commit(session)
         except BaseException as raised:
-            broken = isinstance(raised, DBAPIError) and (raised.connection_invalidated or short.loss() is not None)
+            # InnoDB answers a flush in a savepoint that a deadlock has rolled back with 1305
+            lost = isinstance(raised, DBAPIError) and (
+                raised.connection_invalidated or short.loss() is not None or short.backend.transient(raised)
+            )
             short.abandon(raised)
-            if broken:
-                raise LockLost("the connection was lost before the work was committed: nothing was") from raised
+            if lost:
+                raise LockLost(
+                    "the transaction that held the lock was lost, and nothing of it is committed"
+                ) from raised
             raise
         try:
-            short.commit(locks=took > _BRIEF)
+            short.commit(locks=True)
         except BaseException:
             if session is not None:
                 type(session).close(session)

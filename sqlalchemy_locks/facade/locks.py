@@ -81,7 +81,6 @@ class Locks(LockHost):
         self._engine = engine
         self._session_maker: Callable[..., Session] = maker
         self._sleep: Sleep = sleep_for(engine)
-        self._sets_isolation = False
         self._owner = None if owner is None else valid_name(owner, "an owner")
         self._durable_release = durable_release
         self._nonce = secrets.token_hex(4)

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation, fresh_nonce, listed, translated
-from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.core.engine_state import backend_of, engine_state
+from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation, fresh_nonce, translated
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connect, return_to_pool
 from sqlalchemy_locks.errors import (
@@ -28,18 +28,18 @@ from sqlalchemy_locks.runtime.retry import NotCommitted, Sleep, retried
 from sqlalchemy_locks.runtime.transaction import ShortTransaction, release_cursors, roll_back
 
 if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
     from sqlalchemy.orm import Session
 
 #: errors which say that no attempt has done anything, including one without a reply
 _NEVER_DONE = (UnknownTask, UnknownSemaphore, IdempotencyConflict)
-#: maximum number of stale pooled connections to discard
-_MAX_STALE = 20
 
 
 class OperationRunner:
     """Runs operations on connections of one engine.
 
-    :param session_maker: makes the session of an operation that gives entities.
+    :param session_maker: makes the session of an operation that gives entities, and of every operation where the app
+        does something at the beginning of a session's transaction (``after_begin``).
     :param on_retry: called with the operation's name, the error, and the number of the retry.
     """
 
@@ -51,6 +51,8 @@ class OperationRunner:
         on_retry: Callable[[str, BaseException, int], object],
     ) -> None:
         self._engine, self._session_maker, self._sleep, self._on_retry = engine, session_maker, sleep, on_retry
+        #: never used: it tells which listeners a session of the app has, of now and later
+        self._idle_session = session_maker()
 
     def run(
         self,
@@ -67,14 +69,13 @@ class OperationRunner:
         :param nonce: identifies this call in all its attempts; by default a fresh one.
         :param short: in a short transaction, even where autocommit would be one round trip.
         :param wait: the longest wait for a lock, in seconds; ``None``: the operation's own, or the server's.
-        :param checkout: the longest wait for a connection, in seconds; ``None``: the pool's own.
         :param on_lost: called when a reply was lost: that attempt may take effect even after the next one is answered.
         :raises OutcomeUnknown: when it is not known whether it was done, and it can't be repeated.
         :raises LockLost: when its transaction ended before COMMIT, at each attempt.
         :raises ReentryError: on SQLite, when it writes in an ``exclusive`` block of its caller.
         """
         impl = operation._impl
-        if impl.writes and backend_for(self._engine.dialect).single_writer:
+        if impl.writes and backend_of(self._engine.dialect).single_writer:
             reentry.refuse_write(self._engine)
         options: dict[str, Any] = {"locks_nonce": nonce or fresh_nonce()} if impl.uses_nonce else {}
         if wait is not None:
@@ -83,7 +84,7 @@ class OperationRunner:
 
         def attempt() -> Any:
             try:
-                return self._attempt(operation, options, repeatable, short, checkout)
+                return self._attempt(operation, options, short)
             except OutcomeUnknown as error:
                 if not impl.writes and error.__cause__ is not None:
                     raise error.__cause__ from None  # it has nothing to do
@@ -108,52 +109,36 @@ class OperationRunner:
         except NotCommitted as error:
             raise LockLost(str(error)) from error
 
-    def _attempt(
-        self,
-        operation: Operation[Any],
-        options: Mapping[str, Any],
-        repeatable: bool,
-        short: bool,
-        checkout: float | None,
-    ) -> Any:
+    def _attempt(self, operation: Operation[Any], options: Mapping[str, Any], short: bool) -> Any:
         began, impl = time.monotonic(), operation._impl
-        entities = isinstance(operation, RowsOperation) and operation.is_select
-        stale = 0 if repeatable else _MAX_STALE
-        connection = connect(self._engine, checkout)
+        in_session = bool(self._idle_session.dispatch.after_begin) or (
+            isinstance(operation, RowsOperation) and operation.is_select
+        )
+        connection = connect(self._engine)
         try:
             execution = Execution(connection, operation, options)
-            while stale and execution.backend.server_closed(connection):
-                connection.invalidate()  # nothing was sent yet, and so nothing is lost
-                return_to_pool(connection)
-                connection, stale = connect(self._engine, checkout), stale - 1
-                execution = Execution(connection, operation, options)
             deadline = None if execution.wait is None else began + execution.wait
             # a wait that is not sent along is set before the statement, and restored after it
             bounded = deadline is not None and not impl.sends_wait
-            alone = (
-                not (short or entities)
-                and impl.statement(execution.context) is not None
-                and execution.backend.allows_autocommit(connection, bounded)
-            )
-            value = run_in_autocommit(execution, deadline) if alone else None
+            alone = not (short or in_session or bounded) and impl.statement(execution.context) is not None
+            value = run_alone(execution, deadline) if alone else None
         except BaseException as error:
             return_to_pool(connection, error)
             raise
         if alone:
-            return_to_pool(connection, committed=True)
+            return_to_pool(connection)
             return value
-        transaction = ShortTransaction(self._engine, connection)
-        return self._run_in_transaction(transaction, operation, options, deadline, entities)
+        return self._run_in_transaction(connection, operation, options, deadline, in_session)
 
     def _run_in_transaction(
         self,
-        transaction: ShortTransaction,
+        connection: Connection,
         operation: Operation[Any],
         options: Mapping[str, Any],
         deadline: float | None,
-        entities: bool,
+        in_session: bool,
     ) -> Any:
-        impl = operation._impl
+        impl, transaction = operation._impl, ShortTransaction(self._engine, connection)
         try:
             try:
                 transaction.begin(writes=impl.writes, wait=0 if impl.impatient else _left(deadline))
@@ -162,11 +147,11 @@ class OperationRunner:
                     raise
                 transaction.abandon(error)
                 return impl.refused
-            transaction.use(marker=entities)  # an operation passes over no error that ends its transaction
-            if entities:
-                value = self._entities(transaction, operation, options)
+            transaction.use(marker=in_session)  # an operation passes over no error that ends its transaction
+            if in_session:
+                value = self._in_session(connection, operation, options)
             else:
-                value = Execution(transaction.connection, operation, options).value()
+                value = Execution(connection, operation, options).value()
         except BaseException as error:
             transaction.abandon(error)
             raise
@@ -178,37 +163,32 @@ class OperationRunner:
             raise NotCommitted(str(error)) from error
         return value
 
-    def _entities(
-        self, transaction: ShortTransaction, operation: Operation[Any], options: Mapping[str, Any]
-    ) -> list[Any]:
-        """Return the rows of an operation that gives entities, which only a session makes, and detach these."""
-        connection = transaction.connection
+    def _in_session(self, connection: Connection, operation: Operation[Any], options: Mapping[str, Any]) -> Any:
+        """Return the value or the rows of an operation that a session executes; entities are detached."""
         session = self._session_maker(bind=connection, expire_on_commit=False, **IN_BLOCK)
         session.get_bind = lambda *_, **named: connection  # type: ignore[method-assign]
-        found = listed(session.execute(operation, execution_options=options))
+        value = operation._unpack(session.execute(operation, execution_options=options))
         session.commit()
         session.expunge_all()
         session.close()
-        return found
+        return value
 
 
-def run_in_autocommit(execution: Execution, deadline: float | None) -> Any:
-    """Run an operation of one statement: without BEGIN and COMMIT where autocommit takes no round trip.
-
-    Once the reply to what commits is there, it is the result: a connection that dies while its settings are restored is
-    replaced.
+def run_alone(execution: Execution, deadline: float | None) -> Any:
+    """Run an operation of one statement: in the driver's autocommit where that is free, else in a plain transaction.
 
     :param deadline: when COMMIT must be done, where it can wait.
     :raises LockTimeout: when it was not; it is rolled back.
     :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
     """
     connection, backend = execution.connection, execution.backend
-    cheap_autocommit = execution.in_autocommit = backend.cheap_autocommit
-    #: the statement commits; what was sent last commits
-    commits = final = cheap_autocommit or backend.autocommit(connection)
-    with backend.autocommitted(connection) if cheap_autocommit else contextlib.nullcontext():
+    in_autocommit = backend.allows_autocommit(connection, engine_state(connection).server)
+    #: the statement commits by itself; what was sent last commits
+    commits = final = in_autocommit or backend.autocommit(connection)
+    execution.in_autocommit = in_autocommit
+    with backend.autocommitted(connection) if in_autocommit else contextlib.nullcontext():
         try:
-            if not cheap_autocommit:
+            if not in_autocommit and not connection.in_transaction():
                 with translated(backend):
                     connection.begin()
             value = execution.value()
@@ -221,7 +201,7 @@ def run_in_autocommit(execution: Execution, deadline: float | None) -> Any:
                     if not (commits and error.connection_invalidated):
                         raise
         except LockTimeout:
-            if final and not cheap_autocommit:
+            if final and not in_autocommit:
                 roll_back(connection)  # a failed COMMIT ends SQLAlchemy's transaction, and not the server's
             raise
         except (DBAPIError, DriverTimeout) as error:

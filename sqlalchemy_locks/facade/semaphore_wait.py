@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import semaphore
+from sqlalchemy_locks.core.engine_state import engine_state
 from sqlalchemy_locks.core.operation import Execution, Operation, fresh_nonce
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
@@ -331,7 +332,7 @@ class SemaphoreWaiter:
                 if not one_call:
                     # another request was faster; a denial keeps its row locks until the transaction ends
                     short.transaction.rollback()
-                    short.transaction, _ = short.backend.begin(short.connection)
+                    short.transaction = short.backend.begin(short.connection, engine_state(short.connection).server)
             if name not in exhausted:
                 return exhausted[0]
             if name in self._beyond:

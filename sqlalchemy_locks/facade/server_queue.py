@@ -12,6 +12,7 @@ from types import TracebackType
 
 from sqlalchemy import Engine
 
+from sqlalchemy_locks.core.engine_state import behind_pooler
 from sqlalchemy_locks.core.operation import translated
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
 
@@ -38,7 +39,7 @@ class ServerQueue:
     def available(self) -> bool:
         """Return whether to wait here: not through a pooler, whose server connection the holder may need to release."""
         with translated(self.transaction.backend):
-            return not self.transaction.backend.behind_pooler(self.transaction.connection)
+            return not behind_pooler(self.transaction.connection)
 
     def wait(self, timeout: float | None) -> bool:
         """Wait for the head of the queue; return whether it was reached, where no error says so.

@@ -14,6 +14,7 @@ from sqlalchemy import Integer, bindparam, event, select
 from sqlalchemy.engine import Connection
 from sqlalchemy.sql import Executable
 
+from sqlalchemy_locks.core.engine_state import behind_pooler
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.core.typing import BOOL_ROW, NONE_ROW, shaped
 from sqlalchemy_locks.dialects import backend_for
@@ -47,7 +48,7 @@ class _SessionOperation(OperationImpl):
                 f"{self.name} belongs to a connection, and a session returns its own at each commit, "
                 "still locked: execute it on a Connection, or on a session bound to one"
             )
-        if execution.backend.behind_pooler(execution.connection):
+        if behind_pooler(execution.connection):
             raise Unsupported(
                 f"{self.name} locks a session of the server, and a pooler such as PgBouncer is in between, which may "
                 "give the next transaction another session: use lock.exclusive, which ends with the transaction; or, "

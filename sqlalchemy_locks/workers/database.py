@@ -12,8 +12,8 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import CompileError, DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 
+from sqlalchemy_locks.core.engine_state import behind_pooler, engine_state
 from sqlalchemy_locks.core.operation import Execution, Operation, build_context
-from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import abort, connected
 from sqlalchemy_locks.errors import (
@@ -72,10 +72,10 @@ class WorkerDatabase:
 
         def attempt() -> Any:
             context = build_context(engine.dialect, engine.get_execution_options())
-            if context.backend.cheap_autocommit and operation._impl.statement(context) is not None:
+            if operation._impl.statement(context) is not None:
                 with connected(engine) as connection:
                     self._connection = connection
-                    if context.backend.allows_autocommit(connection, False):
+                    if context.backend.allows_autocommit(connection, engine_state(connection).server):
                         execution = Execution(connection, operation, {})
                         execution.in_autocommit = True
                         with context.backend.autocommitted(connection):
@@ -126,7 +126,7 @@ def transaction(engine: Engine) -> Iterator[ShortTransaction]:
 def supports_listen(engine: Engine) -> bool:
     """Whether a connection of this engine would receive notifications: not behind a pooler in transaction mode."""
     with connected(engine) as connection:
-        pooled = backend_for(connection.dialect).behind_pooler(connection)
+        pooled = behind_pooler(connection)
     if pooled:
         log(
             logging.INFO,

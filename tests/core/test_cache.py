@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import re
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, event, text
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
@@ -68,12 +67,6 @@ def test_fifty_keys_are_fifty_rows(engine_to: MakeEngine, name: str) -> None:
         assert after - before == set(keys)
 
 
-def by_construct(engine: Engine) -> Engine:
-    """Make SQLAlchemy execute each statement as a construct: otherwise this library sends text that it has cached."""
-    event.listen(engine, "before_execute", lambda *_: None)
-    return engine
-
-
 def operations() -> list[Any]:
     return [
         sl.lock.exclusive(unused()),
@@ -94,7 +87,7 @@ def operations() -> list[Any]:
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
 def test_nothing_is_compiled_twice(engine_to: MakeEngine, compiled: list[str], name: str) -> None:
     # (a try's second connection, above READ COMMITTED on MySQL, has a cache of its own)
-    engine = by_construct(engine_to(name, **({"isolation_level": "READ COMMITTED"} if name == "mysql" else {})))
+    engine = engine_to(name, **({"isolation_level": "READ COMMITTED"} if name == "mysql" else {}))
     made = operations() if name != "sqlite" else operations()[:-2]
     with engine.connect() as connection:
         for n, operation in enumerate([*made, *(operations()[: len(made)])]):
@@ -108,27 +101,15 @@ def test_nothing_is_compiled_twice(engine_to: MakeEngine, compiled: list[str], n
 
 def test_different_functions_never_share_a_key(engine_to: MakeEngine) -> None:
     """Each has an entry of its own, and each entry's statement calls its own function."""
-    engine = by_construct(engine_to("postgresql15"))
+    engine = engine_to("postgresql15")
     with engine.connect() as connection, seen(engine) as statements:
         for operation in operations():
             connection.execute(operation)
         connection.rollback()
-    statements.remove("SELECT pg_backend_pid()")  # once per connection: the check for a pooler
+    statements = [line for line in statements if not line.startswith("SELECT version()")]  # once per engine
     cached = [str(entry) for entry in cache_of(engine)]
     assert sorted(cached) == sorted(set(statements))
     assert len(cached) == len(operations())
-
-
-def test_texts_are_compiled_once_for_each_function(engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15")
-    made = [*operations(), *operations()]
-    with engine.connect() as connection:
-        for operation in made:
-            connection.execute(operation)
-        connection.rollback()
-    kept = [sql for sql, *_ in engine.dialect._sqlalchemy_locks.compiled.values()]
-    assert len(kept) == len(set(kept)) <= len(operations())
-    assert any("lock.try_shared(" in sql for sql in kept)
 
 
 def test_cached_row_locks_differ_by_table(engine_to: MakeEngine, compiled: list[str]) -> None:
@@ -160,14 +141,3 @@ def test_locks_work_without_a_compiled_cache(engine_to: MakeEngine) -> None:
 def cache_of(engine: Engine) -> list[Any]:
     cache: Any = engine._compiled_cache
     return list(cache.values())
-
-
-def test_patterns_made_for_each_use_leave_nothing_behind(engine_to: MakeEngine) -> None:
-    """An app may make a pattern where it uses it."""
-    engine = engine_to("postgresql15")
-    kept: Any = []
-    for _ in range(3):
-        sl.Locks(engine).run(sl.StateTransition().expire())
-        gc.collect()
-        kept.append(len(next(each for each in vars(engine.dialect).values() if hasattr(each, "compiled")).compiled))
-    assert kept[0] == kept[-1]

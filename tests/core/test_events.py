@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Delete, Engine, Insert, Select, event, func, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy import Engine, event, func, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, ORMExecuteState, Session, mapped_column
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects.connections import StatementForm, statement_form
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ENGINES, seen, unused
 
@@ -41,88 +39,10 @@ def test_the_engines_events_see_each_inner_statement(engine_to: MakeEngine, name
     with engine.begin() as connection:
         connection.execute(sl.lock.exclusive(unused()))
     event.listen(engine, "before_execute", lambda connection, clause, *rest: constructs.append(clause))
-    with engine.begin() as connection, seen(engine) as statements:
+    with engine.begin() as connection:
         connection.execute(sl.lock.exclusive(unused()))
     assert constructs
     assert not any(isinstance(construct, sl.Operation) for construct in constructs)
-    assert isinstance(constructs[0], {"sqlite": Delete, "mariadb": Insert}.get(name, Select))
-    # the driver's only other statement reads SQLite's busy timeout
-    assert len([line for line in statements if not line.startswith("PRAGMA")]) == len(constructs)
-
-
-#: a listener, or an option that SQLAlchemy implements by one, and the form in which statements must be executed for it
-LISTENERS: dict[str, tuple[Callable[[Engine], Any], StatementForm]] = {
-    "connect": (lambda engine: event.listen(engine, "connect", lambda *_: None), StatementForm.DRIVER_CALL),
-    "begin": (lambda engine: event.listen(engine, "begin", lambda *_: None), StatementForm.DRIVER_CALL),
-    "engine_connect": (
-        lambda engine: event.listen(engine, "engine_connect", lambda *_: None),
-        StatementForm.DRIVER_CALL,
-    ),
-    "do_connect": (lambda engine: event.listen(engine, "do_connect", lambda *_: None), StatementForm.DRIVER_CALL),
-    "handle_error": (lambda engine: event.listen(engine, "handle_error", lambda *_: None), StatementForm.DRIVER_CALL),
-    "options": (lambda engine: engine.execution_options(isolation_level="SERIALIZABLE"), StatementForm.DRIVER_CALL),
-    "before_execute": (lambda engine: event.listen(engine, "before_execute", lambda *_: None), StatementForm.CONSTRUCT),
-    "after_execute": (lambda engine: event.listen(engine, "after_execute", lambda *_: None), StatementForm.CONSTRUCT),
-    "cursor": (
-        lambda engine: event.listen(engine, "after_cursor_execute", lambda *_: None),
-        StatementForm.CURSOR_EVENTS,
-    ),
-    "do_execute": (lambda engine: event.listen(engine, "do_execute", lambda *_: None), StatementForm.TEXT),
-}
-
-
-@pytest.mark.parametrize("what", LISTENERS)
-def test_only_statement_listeners_bypass_the_drivers_cursor(engine: Engine, what: str) -> None:
-    listen, expected = LISTENERS[what]
-    with (listen(engine) or engine).connect() as connection:
-        assert statement_form(connection) is expected
-        assert connection.scalar(sl.lock.try_exclusive(unused(), allow_stale=True)) is True
-        with connection.begin_nested():
-            assert statement_form(connection) is max(expected, StatementForm.TEXT)
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_listeners_see_text_and_parameters(engine_to: MakeEngine, name: str) -> None:
-    """Listeners of a statement that the driver's own cursor would otherwise send without them."""
-    engine = engine_to(name)
-    mutex, key = sl.Mutex(), unused("mutex")
-    with engine.begin() as connection:
-        connection.execute(mutex.create(key))
-    calls: list[tuple[str, Any]] = []
-    event.listen(engine, "before_cursor_execute", lambda c, cursor, sql, values, *_: calls.append((sql, values)))
-    with engine.begin() as connection:
-        assert connection.scalar(mutex.acquire(key)) is True
-        assert connection.scalar(mutex.acquire(key)) is False
-    assert any(key in (values.values() if isinstance(values, dict) else values) for sql, values in calls)
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_cursor_listeners_keep_a_span_and_change_the_text(engine_to: MakeEngine, name: str) -> None:
-    engine, mutex, key = engine_to(name), sl.Mutex(), unused("mutex")
-    with engine.begin() as connection:
-        connection.execute(mutex.create(key))
-    ended: list[tuple[str, str]] = []
-
-    def before(_: Any, cursor: Any, sql: str, values: Any, context: Any, many: bool) -> tuple[str, Any]:
-        context.span = sql
-        return f"{sql} /* app */", values
-
-    def fails(*_: Any) -> None:
-        raise RuntimeError("the listener's")
-
-    event.listen(engine, "before_cursor_execute", before, retval=True)
-    event.listen(engine, "after_cursor_execute", lambda _, cursor, sql, *rest: ended.append((rest[1].span, sql)))
-    with engine.begin() as connection:
-        assert connection.scalar(mutex.acquire(key)) is True
-    assert ended
-    assert all(sql == f"{span} /* app */" for span, sql in ended)
-    event.listen(engine, "after_cursor_execute", fails)
-    with engine.connect() as connection:
-        with pytest.raises(RuntimeError, match="the listener's"):
-            connection.scalar(mutex.release(key))
-        connection.rollback()
-        event.remove(engine, "after_cursor_execute", fails)
-        assert connection.scalar(mutex.acquire(key)) is False
 
 
 @pytest.mark.parametrize(
@@ -246,22 +166,3 @@ def test_the_session_continues_after_an_operation(engine: Engine) -> None:
         assert statements == []
         session.rollback()
         assert session.scalar(select(func.count()).select_from(Note)) == 0
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-def test_a_driver_that_knows_of_its_end_raises_sqlalchemys_error(engine_to: MakeEngine, driver: str) -> None:
-    """It refuses to make a cursor, where SQLAlchemy's own call would have been the first to notice."""
-    engine, others = engine_to("postgresql15", driver), engine_to("postgresql15")
-    event.listen(engine, "before_cursor_execute", lambda *_: None)
-    with engine.connect() as connection:
-        backend = connection.scalar(select(func.pg_backend_pid()))
-        with others.connect() as other:
-            assert other.scalar(select(func.pg_terminate_backend(backend, 5000)))
-        raw = connection.connection.cursor()
-        with pytest.raises(connection.dialect.loaded_dbapi.Error):
-            raw.execute("SELECT 1")
-        with pytest.raises(DBAPIError):
-            connection.scalar(sl.lock.try_exclusive(unused()))
-        assert connection.invalidated
-    with engine.connect() as connection:
-        assert connection.scalar(sl.lock.try_exclusive(unused()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import inspect
 import itertools
 import sys
 from typing import Any
@@ -12,11 +13,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, event, text
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session
+from sqlalchemy.orm import Session, sessionmaker
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects.connections import DriverAutocommit
-from sqlalchemy_locks.facade.run import run_in_autocommit
+from sqlalchemy_locks.dialects.postgresql import PostgreSQL
+from sqlalchemy_locks.facade.run import run_alone
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ASYNC, EVERYWHERE, async_connected, installed, unused
 
@@ -112,39 +113,6 @@ def test_async_locks_are_refused(servers: Any, name: str, driver: str) -> None:
     asyncio.run(main())
 
 
-@loses_connections
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-def test_an_error_near_the_recursion_limit_leaves_no_autocommit(
-    engine_to: MakeEngine, driver: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A pooled connection that stayed in autocommit would commit what the app's next transaction rolls back."""
-    # finalizers run near the limit, too, and so would pytest's hook
-    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    engine = engine_to("postgresql15", driver, pool_size=1, max_overflow=0, pool_timeout=1)
-    locks, key, refused = sl.Locks(engine), unused(), 0
-    PAGE.create(engine, checkfirst=True)
-    with engine.begin() as connection:
-        connection.execute(PAGE.delete())
-    for _ in range(8):  # psycopg prepares the statements
-        assert locks.mutex.acquire(key)
-        assert locks.mutex.release(key)
-    usual, depth = sys.getrecursionlimit(), _depth()
-    for frames in range(8, 90):
-        with engine.connect():  # the pool has one to give without creating it
-            pass
-        try:
-            sys.setrecursionlimit(depth + frames)
-            locks.mutex.acquire(key)
-        except RecursionError:
-            refused += 1
-        finally:
-            sys.setrecursionlimit(usual)
-        roll_back_a_page(engine)
-        locks.mutex.release(key)
-    assert 8 < refused < 82
-    assert no_page(engine)
-
-
 def roll_back_a_page(engine: Engine) -> None:
     """Write what only a connection in autocommit would keep."""
     gc.collect()
@@ -160,20 +128,10 @@ def no_page(engine: Engine) -> bool:
         return connection.scalars(PAGE.select()).all() == []
 
 
-def _depth() -> int:
-    frame, depth = sys._getframe(1), 1
-    while (below := frame.f_back) is not None:
-        frame, depth = below, depth + 1
-    return depth
-
-
-@pytest.mark.parametrize("step", ["begin", "driver", "option"])
+@pytest.mark.parametrize("step", ["begin", "driver"])
 @pytest.mark.parametrize("level", ["READ COMMITTED", "AUTOCOMMIT"])
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-def test_a_listener_that_begins_a_transaction_is_reported(
-    engine_to: MakeEngine, driver: str, level: str, step: str
-) -> None:
-    """Nothing would commit that transaction, and what was acquired in it would be free again."""
+def test_what_a_listener_has_begun_is_committed(engine_to: MakeEngine, driver: str, level: str, step: str) -> None:
     engine, other = engine_to("postgresql15", driver, isolation_level=level), sl.Locks(engine_to("postgresql15"))
     locks, key, listening = sl.Locks(engine), unused(), True
     assert locks.mutex.acquire(key)
@@ -181,26 +139,72 @@ def test_a_listener_that_begins_a_transaction_is_reported(
 
     @event.listens_for(engine, "before_cursor_execute")
     def begin(connection: Connection, cursor: Any, *_: Any) -> None:
-        if not listening:
-            return
-        if step == "begin":
+        if listening and step == "begin":
             cursor.execute("BEGIN")
-        elif step == "driver":
+        elif listening:
             connection.connection.dbapi_connection.autocommit = False  # type: ignore[union-attr]
-        else:
-            connection.execution_options(isolation_level="REPEATABLE READ")
 
-    with pytest.raises(sl.OutcomeUnknown, match=r"listener.*rolled back"):
-        locks.mutex.acquire(key)
-    assert other.mutex.acquire(key)
+    assert locks.mutex.acquire(key)
     listening = False
-    assert not locks.mutex.acquire(key)
+    assert not other.mutex.acquire(key)
     with engine.connect() as connection:
         assert connection.connection.dbapi_connection.autocommit is (level == "AUTOCOMMIT")  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("place", ["engine", "connection class", "session class"])
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_what_the_app_does_at_begin_is_done(engine_to: MakeEngine, driver: str, place: str) -> None:
+    """A statement in autocommit would be executed without the settings of the app's transactions."""
+    engine, levels = engine_to("postgresql15", driver), []
+    maker = sessionmaker(engine)
+
+    def limit(connection: Connection) -> None:
+        levels.append(connection.exec_driver_sql("SET LOCAL statement_timeout = '77s'"))
+
+    if place == "session class":
+        event.listen(maker, "after_begin", lambda session, transaction, connection: limit(connection))
+    else:
+        event.listen(engine if place == "engine" else Connection, "begin", limit)
+    seen: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def look(connection: Connection, cursor: Any, sql: str, *_: Any) -> None:
+        if sql.startswith("UPDATE"):
+            cursor.execute("SHOW statement_timeout")
+            seen.append(cursor.fetchone()[0])
+
+    locks, key = sl.Locks(maker), unused()
+    try:
+        assert locks.mutex.acquire(key)
+        assert locks.mutex.release(key)
+    finally:
+        if place == "connection class":
+            event.remove(Connection, "begin", limit)
+    assert seen
+    assert set(seen) == {"77s"}
+
+
+@pytest.mark.parametrize("level", ["serializable", "repeatable read"])
+def test_autocommit_is_at_read_committed(engine_to: MakeEngine, level: str) -> None:
+    option = level.replace(" ", "\\ ")
+    engine = engine_to("postgresql15", connect_args={"options": f"-c default_transaction_isolation={option}"})
+    levels: list[str] = []
+
+    @event.listens_for(engine, "before_cursor_execute")
+    def look(connection: Connection, cursor: Any, sql: str, *_: Any) -> None:
+        if sql.startswith("UPDATE"):
+            cursor.execute("SHOW transaction_isolation")
+            levels.append(cursor.fetchone()[0])
+
+    locks, key = sl.Locks(engine), unused()
+    assert locks.mutex.acquire(key)
+    assert locks.mutex.release(key)
+    assert levels
+    assert set(levels) == {"read committed"}
+
+
 @loses_connections
-@pytest.mark.parametrize("method", [DriverAutocommit.__exit__, run_in_autocommit], ids=["exit", "run"])
+@pytest.mark.parametrize("method", [inspect.unwrap(PostgreSQL.autocommitted), run_alone], ids=["autocommitted", "run"])
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_an_interruption_leaves_no_autocommit(engine_to: MakeEngine, driver: str, method: Any) -> None:
     """A signal handler may raise wherever Python calls a function, and before each line."""
