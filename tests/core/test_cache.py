@@ -107,7 +107,7 @@ def test_different_functions_never_share_a_key(engine_to: MakeEngine) -> None:
             connection.execute(operation)
         connection.rollback()
     statements = [line for line in statements if not line.startswith("SELECT version()")]  # once per engine
-    cached = [str(entry) for entry in cache_of(engine)]
+    cached = [str(entry) for entry in cache_of(engine) if not str(entry).startswith("SELECT version()")]
     assert sorted(cached) == sorted(set(statements))
     assert len(cached) == len(operations())
 
@@ -121,6 +121,7 @@ def test_cached_row_locks_differ_by_table(engine_to: MakeEngine, compiled: list[
     with engine.begin() as connection:
         connection.execute(one.insert(), [{"id": n, "name": f"one {n}"} for n in range(3)])
         connection.execute(two.insert(), [{"id": n, "name": f"two {n}"} for n in range(3)])
+        assert connection.scalar(sl.lock.try_exclusive(unused()))  # the first operation asks the server
         compiled.clear()
         for n in range(3):
             assert connection.execute(sl.lock.row(one, n)).one() == (n, f"one {n}")

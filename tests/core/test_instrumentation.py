@@ -130,6 +130,7 @@ def sentry() -> Iterator[KeptEnvelopes]:
         integrations=[SqlalchemyIntegration()],
     )
     yield transport
+    sentry_sdk.get_client().close()
     sentry_sdk.init()
 
 
