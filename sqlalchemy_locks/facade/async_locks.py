@@ -196,21 +196,10 @@ class AsyncLocks:
         timeout: float | timedelta | None = None,
         external_id: str | None = None,
         owner: str | None = None,
-        resume: bool = True,
-        reclaim: bool = False,
     ) -> AsyncLeaseContext:
         """As :meth:`sqlalchemy_locks.Locks.semaphore`, for ``async with``; ``check`` and ``lost.wait`` are awaited."""
         return AsyncLeaseContext(
-            self._sync.semaphore(
-                permits,
-                count=count,
-                ttl=ttl,
-                timeout=timeout,
-                external_id=external_id,
-                owner=owner,
-                resume=resume,
-                reclaim=reclaim,
-            )
+            self._sync.semaphore(permits, count=count, ttl=ttl, timeout=timeout, external_id=external_id, owner=owner)
         )
 
     def lease(

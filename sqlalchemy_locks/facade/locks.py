@@ -245,8 +245,7 @@ class Locks(LockHost):
         :raises LockTimeout: when there was no room in time; its ``holders`` are then those of the permits, unless
             ``timeout`` is 0.
         :raises OutcomeUnknown: when the connection died, and so did those of three more attempts; it names the id.
-        :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again,
-            except to a block with ``reclaim=True``.
+        :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again.
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
 
         Waiters are served in FIFO order.
@@ -292,8 +291,6 @@ class Locks(LockHost):
         timeout: float | timedelta | None = None,
         external_id: str | None = None,
         owner: str | None = None,
-        resume: bool = True,
-        reclaim: bool = False,
     ) -> LeaseContext:
         """Hold permits of one or more semaphores while the block runs, renewed in the background.
 
@@ -301,28 +298,24 @@ class Locks(LockHost):
         :param count: how many permits of the one that is given by its name; 1 by default.
         :param ttl: how long they are held without renewal, after the process died or was stopped: in seconds or as a
             ``timedelta``, at least a second. They are renewed three times in that.
-        :param timeout: :param external_id: :param owner: as for :meth:`acquire`.
-        :param resume: also enter with an ``external_id`` that is held already; with ``False`` that is refused, so that
-            two callers with one id never work at the same time.
-        :param reclaim: treat an ``external_id`` as a new one if its block was left by an exception, or if it expired
-            before it was released, since its process died; otherwise ``RequestOver`` is raised, as for one whose block
-            has ended. Only with ``resume=False``, without which two callers that use it at the same time would both
-            enter.
+        :param timeout: :param owner: as for :meth:`acquire`.
+        :param external_id: the id of the work in the block, which is to be done once: one caller with it is inside at a
+            time. It is granted again when its block was left by an exception, or when it expired before it was
+            released, since its process died; never after its block has ended well.
         :return: a context manager; ``as grant`` gives a :class:`~sqlalchemy_locks.facade.lease.Lease`: a ``Grant``,
             with ``grant.lost``, which is true as soon as their time may have run out, and ``grant.check()``, which asks
             the database. It decorates functions, too: each call then has a block of its own.
         :raises LockTimeout: as :meth:`acquire`.
-        :raises ReentryError: when this thread or task holds, in blocks, so many permits that waiting would deadlock;
-            when another block of this process has this ``external_id``.
-        :raises RequestHeld: when this ``external_id`` is held already, with ``resume=False``.
-        :raises RequestOver: when this ``external_id`` was acquired before, and its grant has ended.
+        :raises ReentryError: when this thread or task holds, in blocks, so many permits that waiting would deadlock.
+        :raises RequestHeld: when another caller is inside with this ``external_id``, or holds it by :meth:`acquire`.
+        :raises RequestOver: when a block with this ``external_id`` has ended well, or it was released otherwise.
         :raises LockLost: at the end of the block, when the permits were lost inside it; an exception of the block's own
             is never replaced, and gets it as a note (Python 3.11).
-        :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`; the latter
-            also for an ``external_id`` that was granted without a ``ttl``.
+        :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
 
-        An ``external_id`` that was granted before keeps the ``ttl`` that it was granted with, and another process that
-        still renews it, or ends a block with it, does so for this one, too: resume only after a crash.
+        A holder that was stopped for longer than its ``ttl`` may continue beside the next one of its id: ``lost`` is
+        true then, and its ``grant`` releases, renews and guards nothing of the next one's. What must never run twice,
+        not even after a crash, is a :attr:`mutex`, or a row of yours.
 
         A release that fails at the end of the block is logged under ``sqlalchemy_locks``: the permits expire.
 
@@ -334,9 +327,7 @@ class Locks(LockHost):
         ...         locks.run(sl.guarded(write, grant))
         True
         """
-        return LeaseContext(
-            self._semaphores, permits, count, ttl, timeout, external_id, owner, resume=resume, reclaim=reclaim
-        )
+        return LeaseContext(self._semaphores, permits, count, ttl, timeout, external_id, owner)
 
     def lease(
         self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None

@@ -29,7 +29,6 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.facade import semaphores
-from sqlalchemy_locks.runtime.renewal import clock
 from tests.conftest import Servers
 from tests.faults.drivers import clear, through_a_proxy
 from tests.fixtures.engines import MakeEngine
@@ -311,51 +310,6 @@ def test_several_blocks_at_a_time(engine_to: MakeEngine) -> None:
     assert [fence for _, fence in seen] == sorted(fence for _, fence in seen)
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_resumed_request_keeps_its_ttl(name: str, engine_to: MakeEngine) -> None:
-    """The server uses the ttl of the first grant, and so must every holder."""
-    engine, job = engine_to(name), unused("job")
-    sem = made(engine, 1)
-    locks = sl.Locks(engine)
-    before = locks.acquire({sem: 1}, external_id=job, ttl=3600)
-    with locks.semaphore(sem, external_id=job, ttl=7200) as grant:
-        assert grant.replayed
-        assert grant.lost.ttl == 3600
-        assert grant.lost.deadline < clock() + 3600
-        (renewed,) = locks._semaphores.renewals()._leases
-        assert renewed.due <= clock() + 1200
-        assert before.expires_at is not None
-    assert held(engine, sem) == 0
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_request_without_ttl_is_refused(name: str, engine_to: MakeEngine) -> None:
-    engine, job = engine_to(name), unused("job")
-    sem = made(engine, 1)
-    locks = sl.Locks(engine)
-    locks.acquire({sem: 1}, external_id=job)
-    with pytest.raises(sl.IdempotencyConflict, match="granted without a ttl"):
-        sl.Locks(engine).semaphore(sem, external_id=job).__enter__()
-    # the block that was refused is not its owner
-    locks.sweep(alive=lambda owners: [locks.owner])
-    assert held(engine, sem) == 1
-    assert locks.release(job) is sl.Released.RELEASED
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_external_id_enters_one_block_at_a_time(name: str, engine_to: MakeEngine) -> None:
-    """Otherwise the first block to end would release the permits that the other block relies on."""
-    engine, job = engine_to(name), unused("job")
-    sem = made(engine, 1)
-    locks = sl.Locks(engine)
-    with locks.semaphore(sem, external_id=job):
-        for party in (locks, sl.Locks(engine)):
-            with pytest.raises(sl.ReentryError, match="held by another block"):
-                later(party.semaphore(sem, external_id=job).__enter__).result(PATIENCE)
-    with pytest.raises(sl.LockLost, match="never granted again"):
-        locks.semaphore(sem, external_id=job).__enter__()
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_lease_counts_permits_from_before_resize(name: str, engine_to: MakeEngine) -> None:
     engine, lease = engine_to(name), unused("lease")
@@ -456,11 +410,11 @@ def test_late_reply_is_renewed_before_entering(name: str, engine_to: MakeEngine)
         acquire = block._acquire
 
         def slowly(own: Any, acquire: Any = acquire, over: bool = over) -> Any:
-            grant, asked_at, ttl = acquire(own)
+            grant, asked_at = acquire(own)
             if over:
                 with engine.begin() as connection:
                     expire(connection, grant)
-            return grant, asked_at - 3600, ttl
+            return grant, asked_at - 3600
 
         block._acquire = slowly  # type: ignore[method-assign]
         if over:

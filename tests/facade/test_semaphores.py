@@ -12,7 +12,7 @@ import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, Text, create_engine, insert, select, update
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import build_context, installation
+from sqlalchemy_locks.core.operation import installation
 from sqlalchemy_locks.runtime.local_queue import LocalQueues, local_queues
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, installed, later, until
@@ -36,19 +36,6 @@ def test_waiter_is_served_when_there_is_room(name: str, engine_to: MakeEngine) -
     waiting = later(locks.acquire, {sem: 1}, timeout=PATIENCE)
     locks.release(first)
     assert waiting.result(PATIENCE).fence == {sem: 2}
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_asking_for_a_request_of_hand_written_sql_ends_in_time(name: str, engine_to: MakeEngine) -> None:
-    """Without a token no grant matches it, and it can't be taken over."""
-    engine = engine_to(name)
-    locks, sem, ident = sl.Locks(engine), made(engine, 2), unused("job")
-    locks.acquire({sem: 1}, external_id=ident)
-    with engine.begin() as connection:
-        request = build_context(connection.dialect, {}).tables.permit_request
-        connection.execute(update(request).where(request.c.external_id == ident).values(token=None))
-    with pytest.raises(sl.LockTimeout):
-        locks.acquire({sem: 1}, external_id=ident, timeout=0.2)
 
 
 @pytest.mark.parametrize("name", ENGINES)
