@@ -31,10 +31,11 @@ from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import RowsOperation
 from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.facade.async_lease import AsyncLeaseContext
-from sqlalchemy_locks.facade.exclusive import IN_BLOCK, ExclusiveBlock, Held, Name
+from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Held, Name
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import AsyncMaintenance
 from sqlalchemy_locks.facade.mutexes import Mutexes
+from sqlalchemy_locks.facade.run import IN_BLOCK
 from sqlalchemy_locks.facade.semaphores import DAY, Alive, check_alive
 from sqlalchemy_locks.runtime.decorators import check_coroutine, in_async_block, refuse_truth
 from sqlalchemy_locks.runtime.greenlets import run_in_greenlet

@@ -113,7 +113,7 @@ class LeaseContext:
                 "a block needs a ttl, after which the permits of a process that died are released: use locks.acquire "
                 "for what is held until it is released"
             )
-        self._semaphores = semaphores
+        self._runner, self.timers = semaphores.permits, semaphores.timers
         self._ttl = bounded_seconds(ttl, "ttl")
         if self._ttl < 1:
             raise ValueError(f"ttl is at least 1 second in a block that renews it three times in one, not {ttl!r}")
@@ -153,7 +153,7 @@ class LeaseContext:
     def __enter__(self) -> Lease:
         grant, renewable = self.enter()
         try:
-            self._semaphores.renewals().add(renewable)
+            self.timers.thread.add(renewable)
         except BaseException as error:
             self.leave(error)
             raise
@@ -165,7 +165,7 @@ class LeaseContext:
         if self._entered is None:
             raise ReentryError("this block is not entered")
         try:
-            self._semaphores.renewals().remove(self._entered[1])
+            self.timers.thread.remove(self._entered[1])
         finally:
             self.leave(error)
 
@@ -176,8 +176,8 @@ class LeaseContext:
             raise ReentryError("this block is entered already: make one for each use")
         grant, began = None, 0.0
         try:
-            caller, engine = reentry.current_owner(), self._semaphores.engine
-            where = engine.dialect, self._semaphores.tables
+            caller, engine = reentry.current_owner(), self._runner.engine
+            where = engine.dialect, self._runner.tables
             held = self._held_by(caller, where)
             grant, asked_at = self._acquire(held)
             began = time.monotonic()
@@ -186,11 +186,10 @@ class LeaseContext:
             if clock() >= asked_at + self._ttl / 3:
                 # the reply took so long that the renewal is due already, or the time to live has ended
                 asked_at = clock()
-                if not self._semaphores.run_on_request(semaphore.renew(grant)):
+                if not self._runner.run_on_request(semaphore.renew(grant)):
                     raise LockLost(f"the request {grant.external_id!r} was granted, and its time ran out meanwhile")
             lost = LostEvent(self._ttl, asked_at)
-            description = f"the lease {grant.external_id!r}"
-            renewable = RenewableLease(description, lost, asked_at, self._semaphores.renewal_of(grant, self._ttl))
+            renewable = RenewableLease(grant, lost, asked_at)
             lost.on_lost.append(_weak_callback(self._on_lost, grant))
             if lost:
                 raise self._lost_error(grant, lost)
@@ -211,7 +210,7 @@ class LeaseContext:
         if self._entered is None:
             raise LockLost("the block has ended, and its permits are released")
         grant, renewable, _, _ = self._entered
-        if not renewable.lost and not self._semaphores.run(is_held(grant)):
+        if not renewable.lost and not self._runner.run(is_held(grant)):
             renewable.lost.set(NOT_HELD)
         if renewable.lost:
             raise self._lost_error(grant, renewable.lost)
@@ -263,11 +262,11 @@ class LeaseContext:
     def _acquire(self, held: Mapping[str, int]) -> tuple[Grant, float]:
         """Return the grant, and from when its time counts."""
         known = self._external_id is not None
-        owner = self._semaphores.locks.owner if self._owner is None else self._owner
+        owner = self._runner.locks.owner if self._owner is None else self._owner
         request = for_block(self._request, owner, new_id=not known)
         rounds = 0
         while True:
-            waiter = SemaphoreWaiter(self._semaphores, request, self._timeout, kind=self._kind, known=known, held=held)
+            waiter = SemaphoreWaiter(self._runner, request, self._timeout, kind=self._kind, known=known, held=held)
             try:
                 return waiter.wait(), waiter.asked_at
             except UnknownSemaphore:
@@ -275,7 +274,7 @@ class LeaseContext:
                 if not self._single or rounds > _ROUNDS:
                     raise
             # it may be made again: a clean-up may remove it before it is used
-            self._semaphores.run(create_for_lease(*self._permits), checkout=self._timeout)
+            self._runner.run(create_for_lease(*self._permits))
 
     def _refuse_several(self, grant: Grant) -> None:
         """Refuse a lease on a semaphore of more than one permit.
@@ -285,7 +284,7 @@ class LeaseContext:
         """
         if grant.capacities == (1,):
             return
-        for row in self._semaphores.run(availability(grant)):
+        for row in self._runner.run(availability(grant)):
             if row.capacity != 1 or row.used > 1:
                 raise Unsupported(
                     f"{row.name!r} is a semaphore of {row.capacity}, of which {row.used} are held, and a lease is one "
@@ -300,12 +299,12 @@ class LeaseContext:
             try:
                 released: Released
                 if abandons:
-                    released = self._semaphores.run_on_request(abandon(grant, once=True))
+                    released = self._runner.run_on_request(abandon(grant, once=True))
                 else:
-                    released = self._semaphores.run_release(release_once(grant), grant)
+                    released = self._runner.run_release(release_once(grant), grant)
             except OutcomeUnknown:
                 # the first one may have released it
-                self._semaphores.run_on_request(again)
+                self._runner.run_on_request(again)
                 released = Released.RELEASED
         except Exception as failed:
             # the block's work is done, and its result must not be lost: the permits expire, since they aren't renewed
@@ -314,7 +313,7 @@ class LeaseContext:
         except BaseException:
             # cancelled or interrupted
             try:
-                self._semaphores.shield(self._semaphores.run_on_request, again)
+                self._runner.shield(self._runner.run_on_request, again)
             except BaseException as failed:
                 self._log_unreleased(grant, failed)
             raise
@@ -325,7 +324,7 @@ class LeaseContext:
 
     def _emit(self, what: str, grant: Grant, **labels: Any) -> None:
         labels |= {"owner": self._owner, "external_id": grant.external_id, "fence": grant.fence}
-        self._semaphores.locks._emit(what, self._kind, grant.permits, **labels)
+        self._runner.locks._emit(what, self._kind, grant.permits, **labels)
 
     def _on_lost(self, grant: Grant, lost: LostEvent) -> None:
         self._emit("lost", grant, error=self._lost_error(grant, lost))

@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -25,19 +22,18 @@ from sqlalchemy_locks.dialects.forks import replace_pool_in_forks
 from sqlalchemy_locks.errors import (
     Unsupported,
 )
-from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, LockHost, Name
+from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Name
+from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.facade.lease import LeaseContext
 from sqlalchemy_locks.facade.maintenance import Maintenance, run_due_tasks
 from sqlalchemy_locks.facade.mutexes import Mutexes
 from sqlalchemy_locks.facade.once_per import acquire_period
-from sqlalchemy_locks.facade.run import OperationRunner
 from sqlalchemy_locks.facade.semaphores import DAY, Alive, Semaphores
 from sqlalchemy_locks.runtime.decorators import when_due
-from sqlalchemy_locks.runtime.retry import Sleep, sleep_for
 from sqlalchemy_locks.values import Grant, Released, Report
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session, sessionmaker
+    from sqlalchemy.orm import sessionmaker
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -78,39 +74,9 @@ class Locks(LockHost):
             )
         backend_for(engine.dialect).adapt(engine.dialect)
         replace_pool_in_forks(engine)
-        self._engine = engine
-        self._session_maker: Callable[..., Session] = maker
-        self._sleep: Sleep = sleep_for(engine)
-        self._sets_isolation = False
-        self._owner = None if owner is None else valid_name(owner, "an owner")
-        self._durable_release = durable_release
-        self._nonce = secrets.token_hex(4)
-        #: the process of the last call of ``owner``, and the name for it
-        self._process = 0, ""
-        #: runs one operation in a transaction of its own
-        self._run = self._runner_on(engine).run
+        super().__init__(engine, maker, owner, durable_release)
         self._mutex = Mutexes(self)
         self._semaphores = Semaphores(self)
-
-    def _runner_on(self, engine: Engine) -> OperationRunner:
-        return OperationRunner(engine, self._session_maker, self._sleep, self._emit_retried)
-
-    @property
-    def owner(self) -> str:
-        """The owner that is stored with what is acquired."""
-        if self._owner is not None:
-            return self._owner
-        process, name = self._process
-        if process != os.getpid():  # a fork is another process
-            process = os.getpid()
-            name = f"{socket.gethostname()[:200]}:{process}:{self._nonce}"
-            self._process = process, name
-        return name
-
-    @property
-    def engine_name(self) -> str:
-        """The engine's name in error messages and events."""
-        return backend_for(self._engine.dialect).name
 
     @property
     def mutex(self) -> Mutexes:
@@ -385,7 +351,7 @@ class Locks(LockHost):
         >>> locks.maintain().done
         {'tasks': 0, 'orphans': 0, 'requests': 0, 'leases': 0, 'history': 0, 'keys': 0}
         """
-        return run_due_tasks(self, alive)
+        return run_due_tasks(self._semaphores, alive)
 
     def maintenance(self, *, alive: Alive | None = None, every: float | timedelta = 60) -> Maintenance:
         """Call :meth:`maintain` in the background while the block runs.
@@ -399,9 +365,6 @@ class Locks(LockHost):
         ...     serve()
         """
         return Maintenance(lambda: self.maintain(alive=alive), bounded_seconds(every, "every", zero=False))
-
-    def _emit_retried(self, operation: str, error: BaseException, count: int) -> None:
-        self._emit("retried", operation, (), error=error, count=count)
 
     @overload
     def run(self, operation: RowsOperation[tuple[T]]) -> list[T]: ...

@@ -22,14 +22,21 @@ from sqlalchemy_locks.errors import (
     UnknownSemaphore,
     UnknownTask,
 )
-from sqlalchemy_locks.facade.exclusive import IN_BLOCK
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.retry import NotCommitted, Sleep, retried
 from sqlalchemy_locks.runtime.transaction import ShortTransaction, release_cursors, roll_back
 
 if TYPE_CHECKING:
+    from sqlalchemy.engine import Connection
     from sqlalchemy.orm import Session
 
+#: options of a session that works in a block's transaction, whatever the options of its maker
+IN_BLOCK: dict[str, Any] = {
+    "binds": None,
+    "join_transaction_mode": "rollback_only",
+    "autobegin": True,
+    "twophase": False,
+}
 #: errors which say that no attempt has done anything, including one without a reply
 _NEVER_DONE = (UnknownTask, UnknownSemaphore, IdempotencyConflict)
 #: maximum number of stale pooled connections to discard
@@ -41,6 +48,7 @@ class OperationRunner:
 
     :param session_maker: makes the session of an operation that gives entities.
     :param on_retry: called with the operation's name, the error, and the number of the retry.
+    :param connect: gives the connections; by default the engine's pool does.
     """
 
     def __init__(
@@ -49,8 +57,10 @@ class OperationRunner:
         session_maker: Callable[..., Session],
         sleep: Sleep,
         on_retry: Callable[[str, BaseException, int], object],
+        connect: Callable[[], Connection] | None = None,
     ) -> None:
         self._engine, self._session_maker, self._sleep, self._on_retry = engine, session_maker, sleep, on_retry
+        self._connect = connect
 
     def run(
         self,
@@ -119,7 +129,7 @@ class OperationRunner:
         began, impl = time.monotonic(), operation._impl
         entities = isinstance(operation, RowsOperation) and operation.is_select
         stale = 0 if repeatable else _MAX_STALE
-        connection = connect(self._engine, checkout)
+        connection = self._connect() if self._connect is not None else connect(self._engine, checkout)
         try:
             execution = Execution(connection, operation, options)
             while stale and execution.backend.server_closed(connection):

@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
@@ -35,6 +35,7 @@ from sqlalchemy_locks.errors import (
     RequestOver,
     UnknownSemaphore,
 )
+from sqlalchemy_locks.facade.permit_runner import ROW_TIMEOUT, PermitRunner
 from sqlalchemy_locks.facade.server_queue import QUEUE_TIMEOUT, ServerQueue
 from sqlalchemy_locks.keys import key
 from sqlalchemy_locks.runtime import reentry
@@ -47,11 +48,6 @@ from sqlalchemy_locks.semaphore.availability import availability, exhausted_in
 from sqlalchemy_locks.semaphore.release import forget, withdraw
 from sqlalchemy_locks.values import Grant, PermitHolder
 
-if TYPE_CHECKING:
-    from sqlalchemy_locks.facade.semaphores import Semaphores
-
-#: the longest wait for the rows of a semaphore or a request, and for the queue in memory before them, in seconds
-ROW_TIMEOUT = 5.0
 _NOTHING: Mapping[str, int] = {}
 
 queue_key = lru_cache(1024)(key)
@@ -69,7 +65,7 @@ class SemaphoreWaiter:
 
     def __init__(
         self,
-        semaphores: Semaphores,
+        semaphores: PermitRunner,
         request: Operation[Any],
         timeout: float | None,
         *,
@@ -211,8 +207,7 @@ class SemaphoreWaiter:
                 if not ticket.wait(max(0.0, deadline - time.monotonic())):
                     return None
             self._note_attempt()
-            checkout, note = self._left(), self._note_late_attempt
-            answer = self._semaphores.run(request, self._nonce, wait=timeout, checkout=checkout, on_lost=note)
+            answer = self._semaphores.run(request, self._nonce, wait=timeout, on_lost=self._note_late_attempt)
             grant = self._refuse_ended(answer)
             self._busy = False
             return grant
@@ -350,7 +345,7 @@ class SemaphoreWaiter:
     def _find_exhausted(self, name: str) -> list[str]:
         """Return which of the semaphores have no room, by a plain read; ``name`` where that was locked out."""
         if not self._backend.single_writer:
-            return self._exhausted_in(self._semaphores.run(availability(self._request), checkout=self._left()))
+            return self._exhausted_in(self._semaphores.run(availability(self._request)))
         # an app's own way to begin may take the write lock, and wait for it for as long as it likes
         with ShortTransaction(self._engine, connect(self._engine, self._left())) as short:
             try:
