@@ -13,42 +13,15 @@ from sqlalchemy import Column, Engine, Integer, MetaData, Table, event, text, up
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.runtime import renewal
-from tests.conformance.faces import ASYNC, SYNC, opened
 from tests.faults.drivers import sync, through_a_proxy
 from tests.fixtures.engines import MakeEngine
+from tests.fixtures.lease_faces import FACES, everywhere, grant_of, locks_of, lost
 from tests.fixtures.parties import PATIENCE, connected, installed, until
 from tests.fixtures.renewal_threads import due, renewers, timers_of
 from tests.fixtures.semaphores import ENGINES, expire_in, made, place, unused
 
 NOTHING = Table("lease_nothing", MetaData(), Column("id", Integer, primary_key=True))
 WRITE = update(NOTHING).where(NOTHING.c.id == 0).values(id=0)
-FACES = {
-    "postgresql15 sync": ("postgresql15", SYNC, "psycopg2"),
-    "postgresql15 async": ("postgresql15", ASYNC, "asyncpg"),
-    "mysql sync": ("mysql", SYNC, "pymysql"),
-    "mysql async": ("mysql", ASYNC, "aiomysql"),
-    "mariadb sync": ("mariadb", SYNC, "mariadb+pymysql"),
-    "mariadb async": ("mariadb", ASYNC, "mariadb+aiomysql"),
-    "sqlite sync": ("sqlite", SYNC, "pysqlite"),
-    "sqlite async": ("sqlite", ASYNC, "aiosqlite"),
-}
-everywhere = pytest.mark.parametrize("face", FACES)
-
-
-@contextlib.contextmanager
-def locks_of(face: str, servers: Any, **options: Any) -> Iterator[Any]:
-    name, kind, driver = FACES[face]
-    with opened(kind, installed(servers, name, driver), **options) as (locks, _):
-        yield locks
-
-
-def grant_of(grant: Any) -> Any:
-    """The grant itself, of a proxy for it."""
-    return getattr(grant, "_target", grant)
-
-
-def lost(grant: Any) -> bool:
-    return bool(grant.lost.is_set())
 
 
 def deadline(grant: Any) -> float:

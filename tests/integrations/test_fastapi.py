@@ -24,7 +24,6 @@ from sqlalchemy_locks.integrations.fastapi import (
     lease,
     required_key,
     semaphore,
-    shared,
 )
 from tests.fixtures.parties import ASYNC, PATIENCE, installed, unused
 from tests.fixtures.semaphores import expire_in
@@ -64,55 +63,6 @@ def test_exclusive_admits_one_request(servers: Any, which: str) -> None:
                         assert (await client.post("/charge/43")).json() == 42
                 assert (await first).json() == 42
                 assert (await client.post("/charge/42")).json() == 42
-
-    run(main)
-
-
-@pytest.mark.parametrize("which", ENGINES)
-def test_waiting_requests_take_turns(servers: Any, which: str) -> None:
-    async def main() -> None:
-        async with served(servers, which) as (app, locks):
-            door, what, inside = Door(), unused(), []
-
-            @app.post("/work", dependencies=[exclusive(what, timeout=PATIENCE)])
-            async def work() -> int:
-                inside.append(1)
-                assert len(inside) == 1
-                await door.pass_()
-                inside.pop()
-                return 1
-
-            async with client_of(app) as client:
-                async with meanwhile(client.post("/work"), door):
-                    others = [asyncio.create_task(client.post("/work")) for _ in range(4)]
-                assert [(await other).json() for other in others] == [1] * 4
-            assert checked_out(locks._engine) == 0
-
-    run(main)
-
-
-@pytest.mark.parametrize("which", SERVERS)
-def test_sharers_hold_a_key_together(servers: Any, which: str) -> None:
-    async def main() -> None:
-        async with served(servers, which) as (app, locks):
-            door, what = Door(), unused()
-            await locks.run(sl.lock.create(what))  # a key's first row is exclusive, on MySQL
-
-            @app.get("/prices", dependencies=[shared(what, timeout=PATIENCE)])
-            async def prices() -> int:
-                await door.pass_()
-                return 1
-
-            @app.put("/prices", dependencies=[exclusive(what, timeout=0)])
-            async def change() -> int:
-                return 1
-
-            async with client_of(app) as client:
-                async with meanwhile(client.get("/prices"), door):
-                    second = asyncio.create_task(client.get("/prices"))
-                    assert code(await client.put("/prices")) == (423, "locked")
-                assert (await second).status_code == 200
-                assert (await client.put("/prices")).status_code == 200
 
     run(main)
 
@@ -308,51 +258,6 @@ def test_unless_skips_the_permit(servers: Any, which: str) -> None:
     run(main)
 
 
-@pytest.mark.parametrize("which", ["sqlite/aiosqlite", "postgresql15/asyncpg"])
-def test_a_key_whose_answer_is_stored_meanwhile_is_to_be_sent_again(servers: Any, which: str) -> None:
-    """``unless`` has looked before the first request ended, and the permit is asked for afterwards."""
-
-    async def main() -> None:
-        async with served(servers, which) as (app, locks):
-            room, known, looked = unused("exports"), {}, asyncio.Event()
-            first_ended = asyncio.Event()
-            await locks.run(sl.semaphore.create(room, 2))
-
-            async def before(key: Annotated[str, Depends(required_key)]) -> str | None:
-                found = known.get(key)
-                if not looked.is_set() and known.get("begun"):
-                    looked.set()
-                    await first_ended.wait()
-                return found
-
-            @app.post("/exports")
-            async def export(
-                key: Annotated[str, Depends(required_key)],
-                grant: Annotated[AsyncLease | None, semaphore(room, unless=before, timeout=PATIENCE, scope="function")],
-            ) -> str:
-                if grant is None:
-                    return known[key]
-                known["begun"] = "yes"
-                await looked.wait()
-                return known.setdefault(key, "new")
-
-            async with client_of(app) as client:
-                headers = {"Idempotency-Key": unused("key")}
-                first = asyncio.ensure_future(client.post("/exports", headers=headers))
-                while not known:
-                    await asyncio.sleep(0.001)
-                second = asyncio.ensure_future(client.post("/exports", headers=headers))
-                assert (await first).json() == "new"
-                first_ended.set()
-                spent = await second
-                assert code(spent) == (409, "key-spent")
-                assert spent.headers["Retry-After"] == "1"
-                assert "Ask again for its answer" in spent.json()["detail"]
-                assert (await client.post("/exports", headers=headers)).json() == "new"
-
-    run(main)
-
-
 def test_a_key_without_an_answer_is_to_be_sent_again_for_a_minute(servers: Any) -> None:
     async def main() -> None:
         async with served(servers, "postgresql15/asyncpg") as (app, locks):
@@ -405,30 +310,6 @@ def test_permits_that_are_lost_after_the_response_are_logged(
             assert f"POST /exports was answered, but did not hold its permits to the end: the permits of '{room}'" in (
                 caplog.text
             )
-
-    run(main)
-
-
-@pytest.mark.parametrize("which", ENGINES)
-def test_lease_contention_is_answered_423(servers: Any, which: str) -> None:
-    async def main() -> None:
-        async with served(servers, which) as (app, _):
-            door, what = Door(), unused("report")
-
-            @app.post("/reports/{day}")
-            async def report(
-                day: str, grant: Annotated[AsyncLease, lease(f"{what}:{{day}}", ttl=3600, timeout=0)]
-            ) -> int:
-                await door.pass_()
-                return grant.fence[f"{what}:{day}"]
-
-            async with client_of(app) as client:
-                async with meanwhile(client.post("/reports/monday"), door) as first:
-                    assert code(await client.post("/reports/monday")) == (423, "locked")
-                    door.opened.set()
-                    assert (await client.post("/reports/tuesday")).json() == 1
-                assert (await first).json() == 1
-                assert (await client.post("/reports/monday")).json() == 2
 
     run(main)
 
