@@ -229,14 +229,16 @@ class RenewalSchedule:
         """Return whether there are leases that the batches have passed over."""
         return any(lease.alone for lease in self._all())
 
-    def renew_passed_over(self) -> None:
-        """Renew the leases that the batches have passed over, one after another."""
-        for lease in self._all():
-            if lease.alone:
-                try:
-                    self._renew_alone(lease)
-                finally:
-                    lease.alone = False
+    def renew_passed_over(self) -> bool:
+        """Renew one of the leases that the batches have passed over; return whether there was one."""
+        lease = next((lease for lease in self._all() if lease.alone), None)
+        if lease is None:
+            return False
+        try:
+            self._renew_alone(lease)
+        finally:
+            lease.alone = False
+        return True
 
     def postpone_passed_over(self) -> None:
         """Return the leases that the batches have passed over to them."""

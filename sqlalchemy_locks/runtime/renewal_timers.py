@@ -79,9 +79,10 @@ class RenewalThread:
             return self._runs
 
     def _begin_passed_over(self) -> None:
-        if self._renews_passed_over or not self.schedule.passed_over():
-            return
-        self._renews_passed_over = True
+        with self._changed:
+            if self._renews_passed_over or not self.schedule.passed_over():
+                return
+            self._renews_passed_over = True
         try:
             threading.Thread(target=self._work_on_passed_over, name=THREAD_NAME, daemon=True).start()
         except RuntimeError:  # the system refuses more threads
@@ -90,11 +91,19 @@ class RenewalThread:
 
     def _work_on_passed_over(self) -> None:
         try:
-            self.schedule.renew_passed_over()
-        finally:
+            while self._is_wanted_for_passed_over():
+                self.schedule.renew_passed_over()
+                self.wake()
+        except BaseException:
             self._renews_passed_over = False
-            self.wake()
+            raise
+        finally:
             self._release_pool()
+
+    def _is_wanted_for_passed_over(self) -> bool:
+        with self._changed:  # a batch that passes over another lease afterwards starts another thread
+            self._renews_passed_over = self.schedule.passed_over()
+            return self._renews_passed_over
 
     def _release_pool(self) -> None:
         """Dispose of the pool when no thread uses it."""
@@ -146,12 +155,12 @@ class RenewalTask:
         try:
             while True:
                 pause = self.schedule.pause()
-                if pause is None:
+                if pause is None and self._passed_over is None:
                     await self._release_pool()
                     if self.schedule.leases:
                         continue
                     return
-                if pause > 0:
+                if pause != 0:
                     await self._wait(pause)
                     continue
                 await greenlet_spawn(self.schedule.renew_due)
@@ -161,8 +170,9 @@ class RenewalTask:
             self._on_end()
             self._settled.set()
 
-    async def _wait(self, pause: float) -> None:
-        self._wakes_at = clock() + pause
+    async def _wait(self, pause: float | None) -> None:
+        """Wait for the next renewal, or until something has changed."""
+        self._wakes_at = math.inf if pause is None else clock() + pause
         self._changed.clear()
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._changed.wait(), None if pause == math.inf else pause)
@@ -170,14 +180,13 @@ class RenewalTask:
 
     async def _work_on_passed_over(self) -> None:
         try:
-            await greenlet_spawn(self.schedule.renew_passed_over)
+            while await greenlet_spawn(self.schedule.renew_passed_over):
+                self._changed.set()
         finally:
             self._passed_over = None
             self._changed.set()
 
     async def _release_pool(self) -> None:
-        if self._passed_over is not None:
-            await asyncio.wait({self._passed_over})
         pool = self._renewer.take_pool()
         if pool is not None:
             await greenlet_spawn(pool.dispose)
