@@ -89,10 +89,10 @@ class OutcomeUnknown(LockLost):
 
 
 class RequestOver(LockLost):
-    """The grant of this ``external_id`` has ended, and an id is never granted again: use another.
+    """The grant of this ``external_id`` has ended, and it is not granted again: use another one.
 
-    A block with ``reclaim=True`` is granted an id whose time ran out before it was released. Where ids are reclaimed,
-    pass the grant to ``release``, ``renew`` and ``guarded``, never the id.
+    Only a block is granted an id again, whose block has raised, or whose time ran out before it was released. For such
+    an id, pass the grant to ``release``, ``renew`` and ``guarded``, never the id.
 
     ``state`` is how it ended: ``RELEASED``, or ``EXPIRED``.
 
@@ -111,11 +111,11 @@ class RequestOver(LockLost):
 
 
 class RequestHeld(LockError):
-    """This ``external_id`` is held by another caller, and ``resume=False`` doesn't allow two.
+    """This ``external_id`` is held by another caller: a block lets one caller with an id in at a time.
 
-    >>> with locks.semaphore("backup-slots", external_id="job-1", resume=False):
+    >>> with locks.semaphore("backup-slots", external_id="job-1"):
     ...     try:
-    ...         with locks.semaphore("backup-slots", external_id="job-1", resume=False):
+    ...         with locks.semaphore("backup-slots", external_id="job-1"):
     ...             send_report()
     ...     except sl.RequestHeld:
     ...         log.info("it is being worked on")

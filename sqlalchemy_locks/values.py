@@ -20,7 +20,7 @@ class Released(str, Enum):
 
     #: it was held, and is now released
     RELEASED = "RELEASED"
-    #: it had been released, reclaimed or swept before
+    #: it had been released or swept before
     ALREADY_RELEASED = "ALREADY_RELEASED"
     #: nothing was ever acquired with this id, or its record has been cleaned up
     UNKNOWN = "UNKNOWN"

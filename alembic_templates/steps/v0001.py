@@ -38,7 +38,7 @@ _COMMON_FUNCTIONS = {
     "key": "text[]",
     "semaphore_checked": "text, text",
     "semaphore_take_back": "bigint",
-    "semaphore_acquire": "text[], integer[], text, text, double precision, text, text, bigint[], boolean",
+    "semaphore_acquire": "text[], integer[], text, text, double precision, text, text, boolean, bigint[], boolean",
     "semaphore_release": "text, text, text",
     "semaphore_renew": "text, text, text",
     "semaphore_create": "text, integer, text, text, boolean",

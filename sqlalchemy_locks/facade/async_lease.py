@@ -1,4 +1,4 @@
-"""The blocks of ``AsyncLocks``: those of ``lease.py``, awaited, and renewed by a task of their event loop."""
+"""The blocks of ``AsyncLocks``: those of ``lease.py``, awaited, and renewed by one task of their event loop."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.facade.lease import GrantView, LeaseContext
 from sqlalchemy_locks.runtime.decorators import in_async_block, refuse_truth
 from sqlalchemy_locks.runtime.local_queue import wait_for_future
-from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, clock
+from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease
+from sqlalchemy_locks.runtime.renewal_timers import RenewalTask
 from sqlalchemy_locks.values import Grant
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-#: the longest wait of a block's end for a renewal that is under way, in seconds: cancelled, it would cost a connection
-_RENEWAL_END = 1.0
 
 
 class AsyncLostEvent:
@@ -85,7 +83,7 @@ class AsyncLeaseContext:
 
     def __init__(self, context: LeaseContext) -> None:
         self._context = context
-        self._task: asyncio.Task[None] | None = None
+        self._entered: tuple[RenewalTask, RenewableLease] | None = None
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         decorated = in_async_block(
@@ -98,35 +96,18 @@ class AsyncLeaseContext:
 
     async def __aenter__(self) -> AsyncLease:
         grant, renewable = await greenlet_spawn(self._context.enter)
-        self._task = asyncio.create_task(_renew(renewable))
+        timer = self._context.timers.task()
+        timer.add(renewable)
+        self._entered = timer, renewable
         return AsyncLease(grant, renewable.lost, lambda: greenlet_spawn(self._context.check))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        task, self._task = self._task, None
-        if task is None:
+        if self._entered is None:
             raise ReentryError("this block is not entered")
-        task.cancel()
+        (timer, renewable), self._entered = self._entered, None
         try:
-            await asyncio.wait({task})
+            await timer.remove(renewable)
         finally:
             await greenlet_spawn(self._context.leave, error)
-
-
-async def _renew(lease: RenewableLease) -> None:
-    while True:
-        pause = lease.due - clock()
-        if pause > 0:
-            await asyncio.sleep(pause)
-            continue
-        renewal = asyncio.create_task(greenlet_spawn(lease.renew))
-        try:
-            renewed = await asyncio.shield(renewal)
-        except asyncio.CancelledError:
-            await asyncio.wait({renewal}, timeout=_RENEWAL_END)
-            renewal.cancel()
-            await asyncio.wait({renewal})
-            raise
-        if not renewed:
-            return

@@ -31,10 +31,11 @@ from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import RowsOperation
 from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.facade.async_lease import AsyncLeaseContext
-from sqlalchemy_locks.facade.exclusive import IN_BLOCK, ExclusiveBlock, Held, Name
+from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Held, Name
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import AsyncMaintenance
 from sqlalchemy_locks.facade.mutexes import Mutexes
+from sqlalchemy_locks.facade.run import IN_BLOCK
 from sqlalchemy_locks.facade.semaphores import DAY, Alive, check_alive
 from sqlalchemy_locks.runtime.decorators import check_coroutine, in_async_block, refuse_truth
 from sqlalchemy_locks.values import Grant, Released, Report
@@ -195,21 +196,10 @@ class AsyncLocks:
         timeout: float | timedelta | None = None,
         external_id: str | None = None,
         owner: str | None = None,
-        resume: bool = True,
-        reclaim: bool = False,
     ) -> AsyncLeaseContext:
         """As :meth:`sqlalchemy_locks.Locks.semaphore`, for ``async with``; ``check`` and ``lost.wait`` are awaited."""
         return AsyncLeaseContext(
-            self._sync.semaphore(
-                permits,
-                count=count,
-                ttl=ttl,
-                timeout=timeout,
-                external_id=external_id,
-                owner=owner,
-                resume=resume,
-                reclaim=reclaim,
-            )
+            self._sync.semaphore(permits, count=count, ttl=ttl, timeout=timeout, external_id=external_id, owner=owner)
         )
 
     def lease(

@@ -19,7 +19,6 @@ from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import lock
@@ -31,13 +30,14 @@ from sqlalchemy_locks.dialects import Backend
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connect
 from sqlalchemy_locks.errors import LockLost, LockTimeout, ReentryError
+from sqlalchemy_locks.facade.host import LockHost
+from sqlalchemy_locks.facade.run import IN_BLOCK
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
-from sqlalchemy_locks.runtime.events import Observed
 from sqlalchemy_locks.runtime.local_queue import Ticket, local_queues
-from sqlalchemy_locks.runtime.retry import Sleep, retried
+from sqlalchemy_locks.runtime.retry import retried
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.values import Holder, KeyHolder
 
@@ -48,21 +48,6 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Name = str | int
-#: options of a session that works in a block's transaction, whatever the options of its maker
-IN_BLOCK: dict[str, Any] = {
-    "binds": None,
-    "join_transaction_mode": "rollback_only",
-    "autobegin": True,
-    "twophase": False,
-}
-
-
-class LockHost(Observed):
-    """What a block needs of ``Locks``."""
-
-    _engine: Engine
-    _session_maker: Callable[..., Session]
-    _sleep: Sleep
 
 
 class Held:

@@ -23,24 +23,21 @@ from typing import Any, ParamSpec, TypeVar
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds, valid_int
 from sqlalchemy_locks.errors import (
-    IdempotencyConflict,
     LockLost,
     OutcomeUnknown,
     ReentryError,
-    RequestHeld,
-    RequestOver,
     UnknownSemaphore,
     Unsupported,
 )
-from sqlalchemy_locks.facade.semaphore_wait import ROW_TIMEOUT, SemaphoreWaiter
+from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
 from sqlalchemy_locks.facade.semaphores import Semaphores
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
 from sqlalchemy_locks.runtime.renewal import NOT_HELD, LostEvent, RenewableLease, clock
-from sqlalchemy_locks.semaphore.acquire import repeated
+from sqlalchemy_locks.semaphore.acquire import for_block
 from sqlalchemy_locks.semaphore.admin import create_for_lease
-from sqlalchemy_locks.semaphore.availability import availability, is_held, time_to_live
-from sqlalchemy_locks.semaphore.release import abandon, adopt, release_once
+from sqlalchemy_locks.semaphore.availability import availability, is_held
+from sqlalchemy_locks.semaphore.release import abandon, release_once
 from sqlalchemy_locks.values import Grant, Released
 
 T = TypeVar("T")
@@ -48,20 +45,8 @@ P = ParamSpec("P")
 C = TypeVar("C", bound="LeaseContext")
 
 _log = logging.getLogger("sqlalchemy_locks")
-_IDS = "_sqlalchemy_locks_ids"
 #: attempts to make the semaphore of a lease before a clean-up removes it again
 _ROUNDS = 100
-_guard = threading.Lock()
-
-
-def _replace_guard() -> None:
-    # another thread of the parent may have held it
-    global _guard
-    _guard = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_replace_guard)
 
 
 class GrantView(Grant):
@@ -103,8 +88,6 @@ class LeaseContext:
     """The context manager of ``Locks.semaphore`` and ``Locks.lease``, for one thread at a time; a decorator, too.
 
     :param single: the semaphore has one permit, and is made when it doesn't exist.
-    :param resume: enter with an external id that is held already, too.
-    :param reclaim: treat an external id whose time ran out as a new one.
 
     >>> @locks.lease("nightly-import")
     ... def nightly_import() -> None: ...
@@ -120,8 +103,6 @@ class LeaseContext:
         external_id: str | None,
         owner: str | None,
         single: bool = False,
-        resume: bool = True,
-        reclaim: bool = False,
     ) -> None:
         if isinstance(permits, str):
             permits = {permits: 1 if count is None else valid_int(count, "a count of permits")}
@@ -132,18 +113,13 @@ class LeaseContext:
                 "a block needs a ttl, after which the permits of a process that died are released: use locks.acquire "
                 "for what is held until it is released"
             )
-        if reclaim and resume:
-            raise TypeError(
-                "reclaim=True is for blocks with resume=False: otherwise all that ask with one external_id at the same "
-                "time would enter"
-            )
-        self._semaphores = semaphores
+        self._runner, self.timers = semaphores.permits, semaphores.timers
         self._ttl = bounded_seconds(ttl, "ttl")
         if self._ttl < 1:
             raise ValueError(f"ttl is at least 1 second in a block that renews it three times in one, not {ttl!r}")
         self._timeout = timeout_seconds(timeout)
         self._external_id, self._owner = external_id, owner
-        self._single, self._resume, self._reclaim = single, resume, reclaim
+        self._single = single
         self._request = semaphore.acquire(permits, external_id=external_id, owner=owner, ttl=self._ttl)
         self._permits: dict[str, int] = self._request._values["permits"]
         self._kind = "lease" if single else "semaphore"
@@ -177,7 +153,7 @@ class LeaseContext:
     def __enter__(self) -> Lease:
         grant, renewable = self.enter()
         try:
-            self._semaphores.renewals().add(renewable)
+            self.timers.thread.add(renewable)
         except BaseException as error:
             self.leave(error)
             raise
@@ -189,7 +165,7 @@ class LeaseContext:
         if self._entered is None:
             raise ReentryError("this block is not entered")
         try:
-            self._semaphores.renewals().remove(self._entered[1])
+            self.timers.thread.remove(self._entered[1])
         finally:
             self.leave(error)
 
@@ -200,22 +176,20 @@ class LeaseContext:
             raise ReentryError("this block is entered already: make one for each use")
         grant, began = None, 0.0
         try:
-            caller, engine = reentry.current_owner(), self._semaphores.engine
-            where = engine.dialect, self._semaphores.tables
+            caller, engine = reentry.current_owner(), self._runner.engine
+            where = engine.dialect, self._runner.tables
             held = self._held_by(caller, where)
-            self._claim_id()
-            grant, asked_at, ttl = self._acquire(held)
+            grant, asked_at = self._acquire(held)
             began = time.monotonic()
             if self._single:
                 self._refuse_several(grant)
-            if clock() >= asked_at + ttl / 3:
+            if clock() >= asked_at + self._ttl / 3:
                 # the reply took so long that the renewal is due already, or the time to live has ended
                 asked_at = clock()
-                if not self._semaphores.run_on_request(semaphore.renew(grant)):
+                if not self._runner.run_on_request(semaphore.renew(grant)):
                     raise LockLost(f"the request {grant.external_id!r} was granted, and its time ran out meanwhile")
-            lost = LostEvent(ttl, asked_at)
-            description = f"the lease {grant.external_id!r}"
-            renewable = RenewableLease(description, lost, asked_at, self._semaphores.renewal_of(grant, ttl))
+            lost = LostEvent(self._ttl, asked_at)
+            renewable = RenewableLease(grant, lost, asked_at)
             lost.on_lost.append(_weak_callback(self._on_lost, grant))
             if lost:
                 raise self._lost_error(grant, lost)
@@ -225,7 +199,6 @@ class LeaseContext:
                     self._release(grant, error)
                     self._emit("released", grant, held=time.monotonic() - began, error=error)
             finally:
-                self._release_id()
                 self._use.release()
             raise
         entry = reentry.enter("permits", caller, {(where, name): count for name, count in self._permits.items()})
@@ -237,7 +210,7 @@ class LeaseContext:
         if self._entered is None:
             raise LockLost("the block has ended, and its permits are released")
         grant, renewable, _, _ = self._entered
-        if not renewable.lost and not self._semaphores.run(is_held(grant)):
+        if not renewable.lost and not self._runner.run(is_held(grant)):
             renewable.lost.set(NOT_HELD)
         if renewable.lost:
             raise self._lost_error(grant, renewable.lost)
@@ -271,7 +244,6 @@ class LeaseContext:
             raise
         finally:
             lost.close()
-            self._release_id()
             self._emit("released", grant, held=time.monotonic() - began, error=outcome)
 
     def _held_by(self, caller: tuple[Any, ...], where: tuple[Any, str]) -> dict[str, int]:
@@ -287,50 +259,22 @@ class LeaseContext:
             )
         return held
 
-    def _acquire(self, held: Mapping[str, int]) -> tuple[Grant, float, float]:
-        """Return the grant, from when its time counts, and its time to live in seconds."""
+    def _acquire(self, held: Mapping[str, int]) -> tuple[Grant, float]:
+        """Return the grant, and from when its time counts."""
         known = self._external_id is not None
-        owner = self._semaphores.locks.owner if self._owner is None else self._owner
-        request = repeated(self._request, owner, new_id=not known)
-        options: dict[str, Any] = {"kind": self._kind, "known": known, "held": held}
-        options |= {"resume": self._resume or not known, "reclaim": self._reclaim}
-        for _ in range(_ROUNDS):
-            waiter = SemaphoreWaiter(self._semaphores, request, self._timeout, **options)
+        owner = self._runner.locks.owner if self._owner is None else self._owner
+        request = for_block(self._request, owner, new_id=not known)
+        rounds = 0
+        while True:
+            waiter = SemaphoreWaiter(self._runner, request, self._timeout, kind=self._kind, known=known, held=held)
             try:
-                grant = waiter.wait()
-                break
+                return waiter.wait(), waiter.asked_at
             except UnknownSemaphore:
-                if not self._single:
+                rounds += 1
+                if not self._single or rounds > _ROUNDS:
                     raise
-                # it may be made again: a clean-up may remove it before it is used
-                make = create_for_lease(*self._permits)
-                self._semaphores.run(make, checkout=self._timeout)
-        else:
-            waiter = SemaphoreWaiter(self._semaphores, request, self._timeout, **options)
-            grant = waiter.wait()
-        if not grant.replayed:
-            return grant, waiter.asked_at, self._ttl
-        try:
-            return (grant, *self._resume_grant(grant, owner))
-        except BaseException as error:
-            if not known:
-                self._release(grant, error)
-            self._emit("released", grant, held=0.0, error=error)
-            raise
-
-    def _resume_grant(self, grant: Grant, owner: str) -> tuple[float, float]:
-        """Take over what was granted before; return from when its time counts, and its own time to live."""
-        if grant.expires_at is None:
-            raise IdempotencyConflict(
-                f"the request {grant.external_id!r} was granted without a ttl, to be held until it is released, and a "
-                "block has one: use locks.acquire, or another external_id"
-            )
-        asked_at = clock()
-        held = self._semaphores.run(adopt(grant, owner), wait=ROW_TIMEOUT) is not None
-        ttl = self._semaphores.run(time_to_live(grant)) if held else None
-        if ttl is None:
-            raise RequestOver(f"the request {grant.external_id!r} was granted before, and its time ran out", "EXPIRED")
-        return asked_at, float(ttl)
+            # it may be made again: a clean-up may remove it before it is used
+            self._runner.run(create_for_lease(*self._permits))
 
     def _refuse_several(self, grant: Grant) -> None:
         """Refuse a lease on a semaphore of more than one permit.
@@ -340,7 +284,7 @@ class LeaseContext:
         """
         if grant.capacities == (1,):
             return
-        for row in self._semaphores.run(availability(grant)):
+        for row in self._runner.run(availability(grant)):
             if row.capacity != 1 or row.used > 1:
                 raise Unsupported(
                     f"{row.name!r} is a semaphore of {row.capacity}, of which {row.used} are held, and a lease is one "
@@ -348,19 +292,19 @@ class LeaseContext:
                 )
 
     def _release(self, grant: Grant, error: BaseException | None) -> Released:
-        # as if the process had died: the work isn't done, and may be begun again
-        abandons = self._reclaim and error is not None
+        # the work isn't done: the id can be granted again
+        abandons = self._external_id is not None and error is not None
         again = abandon(grant, once=False) if abandons else semaphore.release(grant)
         try:
             try:
                 released: Released
                 if abandons:
-                    released = self._semaphores.run_on_request(abandon(grant, once=True))
+                    released = self._runner.run_on_request(abandon(grant, once=True))
                 else:
-                    released = self._semaphores.run_release(release_once(grant), grant)
+                    released = self._runner.run_release(release_once(grant), grant)
             except OutcomeUnknown:
                 # the first one may have released it
-                self._semaphores.run_on_request(again)
+                self._runner.run_on_request(again)
                 released = Released.RELEASED
         except Exception as failed:
             # the block's work is done, and its result must not be lost: the permits expire, since they aren't renewed
@@ -369,7 +313,7 @@ class LeaseContext:
         except BaseException:
             # cancelled or interrupted
             try:
-                self._semaphores.shield(self._semaphores.run_on_request, again)
+                self._runner.shield(self._runner.run_on_request, again)
             except BaseException as failed:
                 self._log_unreleased(grant, failed)
             raise
@@ -378,40 +322,9 @@ class LeaseContext:
     def _log_unreleased(self, grant: Grant, error: BaseException) -> None:
         _log.warning("the lease %r could not be released, and ends with its time: %r", grant.external_id, error)
 
-    def _claim_id(self) -> None:
-        """Refuse an external id that another block of this process has: the first to end would release it for both."""
-        ident = self._external_id
-        if ident is None:
-            return
-        with _guard:
-            claimed = self._claims().setdefault(self._claim_key(ident), self)
-        if claimed is not self and not self._resume:
-            raise RequestHeld(f"the request {ident!r} is held by another block of this process")
-        if claimed is not self:
-            raise ReentryError(
-                f"the request {ident!r} is held by another block of this process, and ends for both when one ends: "
-                "use another external_id"
-            )
-
-    def _release_id(self) -> None:
-        ident = self._external_id
-        if ident is not None:
-            with _guard:
-                if self._claims().get(self._claim_key(ident)) is self:
-                    del self._claims()[self._claim_key(ident)]
-
-    def _claims(self) -> weakref.WeakValueDictionary[Any, LeaseContext]:
-        claims: weakref.WeakValueDictionary[Any, LeaseContext] = self._semaphores.engine.dialect.__dict__.setdefault(
-            _IDS, weakref.WeakValueDictionary()
-        )
-        return claims
-
-    def _claim_key(self, ident: str) -> Any:
-        return os.getpid(), self._semaphores.installation, ident
-
     def _emit(self, what: str, grant: Grant, **labels: Any) -> None:
         labels |= {"owner": self._owner, "external_id": grant.external_id, "fence": grant.fence}
-        self._semaphores.locks._emit(what, self._kind, grant.permits, **labels)
+        self._runner.locks._emit(what, self._kind, grant.permits, **labels)
 
     def _on_lost(self, grant: Grant, lost: LostEvent) -> None:
         self._emit("lost", grant, error=self._lost_error(grant, lost))

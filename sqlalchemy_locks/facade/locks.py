@@ -5,9 +5,6 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
@@ -25,19 +22,18 @@ from sqlalchemy_locks.dialects.forks import replace_pool_in_forks
 from sqlalchemy_locks.errors import (
     Unsupported,
 )
-from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, LockHost, Name
+from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Name
+from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.facade.lease import LeaseContext
 from sqlalchemy_locks.facade.maintenance import Maintenance, run_due_tasks
 from sqlalchemy_locks.facade.mutexes import Mutexes
 from sqlalchemy_locks.facade.once_per import acquire_period
-from sqlalchemy_locks.facade.run import OperationRunner
 from sqlalchemy_locks.facade.semaphores import DAY, Alive, Semaphores
 from sqlalchemy_locks.runtime.decorators import when_due
-from sqlalchemy_locks.runtime.retry import Sleep, sleep_for
 from sqlalchemy_locks.values import Grant, Released, Report
 
 if TYPE_CHECKING:
-    from sqlalchemy.orm import Session, sessionmaker
+    from sqlalchemy.orm import sessionmaker
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -78,38 +74,9 @@ class Locks(LockHost):
             )
         backend_for(engine.dialect).adapt(engine.dialect)
         replace_pool_in_forks(engine)
-        self._engine = engine
-        self._session_maker: Callable[..., Session] = maker
-        self._sleep: Sleep = sleep_for(engine)
-        self._owner = None if owner is None else valid_name(owner, "an owner")
-        self._durable_release = durable_release
-        self._nonce = secrets.token_hex(4)
-        #: the process of the last call of ``owner``, and the name for it
-        self._process = 0, ""
-        #: runs one operation in a transaction of its own
-        self._run = self._runner_on(engine).run
+        super().__init__(engine, maker, owner, durable_release)
         self._mutex = Mutexes(self)
         self._semaphores = Semaphores(self)
-
-    def _runner_on(self, engine: Engine) -> OperationRunner:
-        return OperationRunner(engine, self._session_maker, self._sleep, self._emit_retried)
-
-    @property
-    def owner(self) -> str:
-        """The owner that is stored with what is acquired."""
-        if self._owner is not None:
-            return self._owner
-        process, name = self._process
-        if process != os.getpid():  # a fork is another process
-            process = os.getpid()
-            name = f"{socket.gethostname()[:200]}:{process}:{self._nonce}"
-            self._process = process, name
-        return name
-
-    @property
-    def engine_name(self) -> str:
-        """The engine's name in error messages and events."""
-        return backend_for(self._engine.dialect).name
 
     @property
     def mutex(self) -> Mutexes:
@@ -244,8 +211,7 @@ class Locks(LockHost):
         :raises LockTimeout: when there was no room in time; its ``holders`` are then those of the permits, unless
             ``timeout`` is 0.
         :raises OutcomeUnknown: when the connection died, and so did those of three more attempts; it names the id.
-        :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again,
-            except to a block with ``reclaim=True``.
+        :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again.
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
 
         Waiters are served in FIFO order.
@@ -291,8 +257,6 @@ class Locks(LockHost):
         timeout: float | timedelta | None = None,
         external_id: str | None = None,
         owner: str | None = None,
-        resume: bool = True,
-        reclaim: bool = False,
     ) -> LeaseContext:
         """Hold permits of one or more semaphores while the block runs, renewed in the background.
 
@@ -300,28 +264,24 @@ class Locks(LockHost):
         :param count: how many permits of the one that is given by its name; 1 by default.
         :param ttl: how long they are held without renewal, after the process died or was stopped: in seconds or as a
             ``timedelta``, at least a second. They are renewed three times in that.
-        :param timeout: :param external_id: :param owner: as for :meth:`acquire`.
-        :param resume: also enter with an ``external_id`` that is held already; with ``False`` that is refused, so that
-            two callers with one id never work at the same time.
-        :param reclaim: treat an ``external_id`` as a new one if its block was left by an exception, or if it expired
-            before it was released, since its process died; otherwise ``RequestOver`` is raised, as for one whose block
-            has ended. Only with ``resume=False``, without which two callers that use it at the same time would both
-            enter.
+        :param timeout: :param owner: as for :meth:`acquire`.
+        :param external_id: the id of the work in the block, which is to be done once: one caller with it is inside at a
+            time. It is granted again when its block was left by an exception, or when it expired before it was
+            released, since its process died; never after its block has ended well.
         :return: a context manager; ``as grant`` gives a :class:`~sqlalchemy_locks.facade.lease.Lease`: a ``Grant``,
             with ``grant.lost``, which is true as soon as their time may have run out, and ``grant.check()``, which asks
             the database. It decorates functions, too: each call then has a block of its own.
         :raises LockTimeout: as :meth:`acquire`.
-        :raises ReentryError: when this thread or task holds, in blocks, so many permits that waiting would deadlock;
-            when another block of this process has this ``external_id``.
-        :raises RequestHeld: when this ``external_id`` is held already, with ``resume=False``.
-        :raises RequestOver: when this ``external_id`` was acquired before, and its grant has ended.
+        :raises ReentryError: when this thread or task holds, in blocks, so many permits that waiting would deadlock.
+        :raises RequestHeld: when another caller is inside with this ``external_id``, or holds it by :meth:`acquire`.
+        :raises RequestOver: when a block with this ``external_id`` has ended well, or it was released otherwise.
         :raises LockLost: at the end of the block, when the permits were lost inside it; an exception of the block's own
             is never replaced, and gets it as a note (Python 3.11).
-        :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`; the latter
-            also for an ``external_id`` that was granted without a ``ttl``.
+        :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
 
-        An ``external_id`` that was granted before keeps the ``ttl`` that it was granted with, and another process that
-        still renews it, or ends a block with it, does so for this one, too: resume only after a crash.
+        A holder that was stopped for longer than its ``ttl`` may continue beside the next one of its id: ``lost`` is
+        true then, and its ``grant`` releases, renews and guards nothing of the next one's. What must never run twice,
+        not even after a crash, is a :attr:`mutex`, or a row of yours.
 
         A release that fails at the end of the block is logged under ``sqlalchemy_locks``: the permits expire.
 
@@ -333,9 +293,7 @@ class Locks(LockHost):
         ...         locks.run(sl.guarded(write, grant))
         True
         """
-        return LeaseContext(
-            self._semaphores, permits, count, ttl, timeout, external_id, owner, resume=resume, reclaim=reclaim
-        )
+        return LeaseContext(self._semaphores, permits, count, ttl, timeout, external_id, owner)
 
     def lease(
         self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None
@@ -393,7 +351,7 @@ class Locks(LockHost):
         >>> locks.maintain().done
         {'tasks': 0, 'orphans': 0, 'requests': 0, 'leases': 0, 'history': 0, 'keys': 0}
         """
-        return run_due_tasks(self, alive)
+        return run_due_tasks(self._semaphores, alive)
 
     def maintenance(self, *, alive: Alive | None = None, every: float | timedelta = 60) -> Maintenance:
         """Call :meth:`maintain` in the background while the block runs.
@@ -407,9 +365,6 @@ class Locks(LockHost):
         ...     serve()
         """
         return Maintenance(lambda: self.maintain(alive=alive), bounded_seconds(every, "every", zero=False))
-
-    def _emit_retried(self, operation: str, error: BaseException, count: int) -> None:
-        self._emit("retried", operation, (), error=error, count=count)
 
     @overload
     def run(self, operation: RowsOperation[tuple[T]]) -> list[T]: ...

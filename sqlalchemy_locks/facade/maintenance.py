@@ -12,18 +12,15 @@ import logging
 import threading
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from sqlalchemy_locks import lock, semaphore
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.errors import LockError, NotInstalled, ReentryError
 from sqlalchemy_locks.facade.once_per import acquire_period
-from sqlalchemy_locks.facade.semaphores import DAY, Alive, check_alive
+from sqlalchemy_locks.facade.semaphores import DAY, Alive, Semaphores, check_alive
 from sqlalchemy_locks.values import Report
-
-if TYPE_CHECKING:
-    from sqlalchemy_locks.facade.locks import Locks
 
 #: of the timeouts that guard the tasks
 QUEUE = "sqlalchemy_locks.maintenance"
@@ -40,22 +37,27 @@ class MaintenanceTask(NamedTuple):
 
     name: str
     every: float
-    run: Callable[[Locks, Alive | None], int]
+    run: Callable[[Semaphores, Alive | None], int]
 
 
-def _until_none(make: Callable[[], Operation[Any]]) -> Callable[[Locks, Alive | None], int]:
+def _until_none(make: Callable[[], Operation[Any]]) -> Callable[[Semaphores, Alive | None], int]:
     """Return a clean-up that runs an operation until its batch is empty.
 
     :param make: makes the operation when it is due; the tables that it names load SQLAlchemy's dialects.
     """
 
-    def run(locks: Locks, alive: Alive | None) -> int:
+    def run(semaphores: Semaphores, alive: Alive | None) -> int:
         operation, done = make(), 0
-        while removed := locks.run(operation):
+        while removed := semaphores.locks._run(operation):
             done += removed
         return done
 
     return run
+
+
+def _once(make: Callable[[], Operation[Any]]) -> Callable[[Semaphores, Alive | None], int]:
+    """As :func:`_until_none`, of a clean-up that is done in one call."""
+    return lambda semaphores, alive: semaphores.locks._run(make()) or 0
 
 
 def _expire_tasks() -> Operation[Any]:
@@ -66,25 +68,25 @@ def _expire_tasks() -> Operation[Any]:
 
 TASKS = (
     MaintenanceTask("tasks", 60, _until_none(_expire_tasks)),
-    MaintenanceTask("orphans", 300, lambda locks, alive: locks.sweep(stale_after=DAY, alive=alive)),
+    MaintenanceTask("orphans", 300, lambda semaphores, alive: semaphores.sweep(DAY, alive)),
     MaintenanceTask("requests", 4 * 3600, _until_none(lambda: semaphore.clean(older_than=7 * DAY))),
     MaintenanceTask("leases", DAY, _until_none(lambda: semaphore.clean_leases(older_than=7 * DAY))),
-    MaintenanceTask("history", DAY, lambda locks, alive: locks.run(semaphore.clean_history(older_than=30 * DAY)) or 0),
-    MaintenanceTask("keys", DAY, lambda locks, alive: locks.run(lock.vacuum()) or 0),
+    MaintenanceTask("history", DAY, _once(lambda: semaphore.clean_history(older_than=30 * DAY))),
+    MaintenanceTask("keys", DAY, _once(lock.vacuum)),
 )
 
 
-def run_due_tasks(locks: Locks, alive: Alive | None) -> Report:
+def run_due_tasks(semaphores: Semaphores, alive: Alive | None) -> Report:
     """Run the tasks that are due; ``Locks.maintain`` documents it."""
     check_alive(alive)
-    done: dict[str, int] = {}
+    locks, done = semaphores.locks, dict[str, int]()
     first: Exception | None = None
     for task in TASKS:
         period, nonce = Timeout(every=task.every), fresh_nonce()
         try:
             if acquire_period(locks._run, period, task.name, QUEUE, nonce):
                 try:
-                    done[task.name] = task.run(locks, alive)
+                    done[task.name] = task.run(semaphores, alive)
                 except BaseException:
                     # due again soon, but not immediately: what failed in one process will fail in the next
                     with contextlib.suppress(Exception):

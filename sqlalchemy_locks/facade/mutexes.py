@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.errors import OutcomeUnknown, UnknownTask
-
-if TYPE_CHECKING:
-    from sqlalchemy_locks.facade.locks import Locks
+from sqlalchemy_locks.facade.host import LockHost
 
 #: how many acquisitions are remembered, of those held and of those released
 _MAX_REMEMBERED = 10_000
@@ -29,7 +27,7 @@ class Mutexes:
     ...     locks.mutex.release("task_a")
     """
 
-    def __init__(self, locks: Locks, mutex: Mutex | None = None) -> None:
+    def __init__(self, locks: LockHost, mutex: Mutex | None = None) -> None:
         self._locks, self._run = locks, locks._run
         #: rows of the shipped table have no columns that only the app could fill
         self._creates = mutex is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
@@ -13,7 +14,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy_locks.core.engine_state import backend_of, engine_state
 from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation, fresh_nonce, translated
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connect, return_to_pool
+from sqlalchemy_locks.dialects.connections import connect as connect_to_pool
+from sqlalchemy_locks.dialects.connections import return_to_pool
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -22,7 +24,6 @@ from sqlalchemy_locks.errors import (
     UnknownSemaphore,
     UnknownTask,
 )
-from sqlalchemy_locks.facade.exclusive import IN_BLOCK
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.retry import NotCommitted, Sleep, retried
 from sqlalchemy_locks.runtime.transaction import ShortTransaction, release_cursors, roll_back
@@ -31,6 +32,13 @@ if TYPE_CHECKING:
     from sqlalchemy.engine import Connection
     from sqlalchemy.orm import Session
 
+#: options of a session that works in a block's transaction, whatever the options of its maker
+IN_BLOCK: dict[str, Any] = {
+    "binds": None,
+    "join_transaction_mode": "rollback_only",
+    "autobegin": True,
+    "twophase": False,
+}
 #: errors which say that no attempt has done anything, including one without a reply
 _NEVER_DONE = (UnknownTask, UnknownSemaphore, IdempotencyConflict)
 
@@ -41,6 +49,7 @@ class OperationRunner:
     :param session_maker: makes the session of an operation that gives entities, and of every operation where the app
         does something at the beginning of a session's transaction (``after_begin``).
     :param on_retry: called with the operation's name, the error, and the number of the retry.
+    :param connect: gives the connections; by default the engine's pool does.
     """
 
     def __init__(
@@ -49,8 +58,11 @@ class OperationRunner:
         session_maker: Callable[..., Session],
         sleep: Sleep,
         on_retry: Callable[[str, BaseException, int], object],
+        connect: Callable[[], Connection] | None = None,
     ) -> None:
         self._engine, self._session_maker, self._sleep, self._on_retry = engine, session_maker, sleep, on_retry
+        #: gives the connections
+        self._checkout = partial(connect_to_pool, engine) if connect is None else connect
         #: never used: it tells which listeners a session of the app has, of now and later
         self._idle_session = session_maker()
 
@@ -114,7 +126,7 @@ class OperationRunner:
         in_session = bool(self._idle_session.dispatch.after_begin) or (
             isinstance(operation, RowsOperation) and operation.is_select
         )
-        connection = connect(self._engine)
+        connection = self._checkout()
         try:
             execution = Execution(connection, operation, options)
             deadline = None if execution.wait is None else began + execution.wait

@@ -16,7 +16,7 @@ import random
 import time
 from collections.abc import Mapping
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
@@ -36,6 +36,7 @@ from sqlalchemy_locks.errors import (
     RequestOver,
     UnknownSemaphore,
 )
+from sqlalchemy_locks.facade.permit_runner import ROW_TIMEOUT, PermitRunner
 from sqlalchemy_locks.facade.server_queue import QUEUE_TIMEOUT, ServerQueue
 from sqlalchemy_locks.keys import key
 from sqlalchemy_locks.runtime import reentry
@@ -45,16 +46,9 @@ from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.semaphore.acquire import acquire_if_room, acquire_in_turn
 from sqlalchemy_locks.semaphore.availability import availability, exhausted_in
-from sqlalchemy_locks.semaphore.release import adopt, forget, forget_expired, withdraw
+from sqlalchemy_locks.semaphore.release import forget, withdraw
 from sqlalchemy_locks.values import Grant, PermitHolder
 
-if TYPE_CHECKING:
-    from sqlalchemy_locks.facade.semaphores import Semaphores
-
-#: the longest wait for the rows of a semaphore or a request, and for the queue in memory before them, in seconds
-ROW_TIMEOUT = 5.0
-#: how often a request that was granted before is asked for without a pause, while others end it or have it locked
-_ROUNDS = 3
 _NOTHING: Mapping[str, int] = {}
 
 queue_key = lru_cache(1024)(key)
@@ -68,26 +62,21 @@ class SemaphoreWaiter:
     :param kind: what events call the block that is about to be entered; ``None`` without a block.
     :param known: the caller has given the id: the request may have been granted before, and must not queue then.
     :param held: how many permits of each semaphore the caller holds, and can't release while it waits.
-    :param resume: a block enters with what was granted before, too.
-    :param reclaim: forget an earlier request of this id whose time ran out.
     """
 
     def __init__(
         self,
-        semaphores: Semaphores,
+        semaphores: PermitRunner,
         request: Operation[Any],
         timeout: float | None,
         *,
         kind: str | None = None,
         known: bool = False,
         held: Mapping[str, int] = _NOTHING,
-        resume: bool = True,
-        reclaim: bool = False,
     ) -> None:
         self._semaphores, self._engine = semaphores, semaphores.engine
         self._request, self._timeout = request, timeout
         self._kind, self._known, self._held = kind, known, held
-        self._resume, self._reclaim = resume, reclaim
         self._permits: dict[str, int] = request._values["permits"]
         self._began = time.monotonic()
         self._deadline = None if timeout is None else self._began + timeout
@@ -122,26 +111,11 @@ class SemaphoreWaiter:
         hint = f"its external_id is {ident!r}: ask again with it, or release it"
         if self._backend.single_writer:
             reentry.refuse_write(self._engine)  # before it waits behind others, which wait for this caller
-        rounds = 0
         try:
-            while True:
-                try:
-                    grant = self._wait()
-                    if grant.replayed and not self._resume:
-                        # it may be held by the first caller: it must not be released here
-                        raise RequestHeld(f"the request {ident!r} was granted before, and is held")
-                    # a block decides itself whether it resumes a request
-                    taken = self._take_over(grant) if grant.replayed and self._kind is None else grant
-                    if taken is not None:
-                        grant = taken
-                        break
-                    rounds += 1
-                    if rounds > _ROUNDS:
-                        self._pause(next(iter(self._permits)), random.uniform(0, 0.05))
-                except RequestOver:
-                    # of several that reclaim it, and then ask, one is granted
-                    if not self._reclaim or not self._forget_expired():
-                        raise
+            grant = self._wait()
+            if grant.replayed and self._kind is not None:
+                # its holder is another caller: it must not be released here
+                raise RequestHeld(f"the request {ident!r} is held by another caller")
         except OutcomeUnknown as error:
             raise OutcomeUnknown(f"{error}; {hint}") from error
         except (UnknownSemaphore, IdempotencyConflict, RequestHeld, RequestOver):
@@ -151,7 +125,7 @@ class SemaphoreWaiter:
                 raise OutcomeUnknown(
                     f"{self._request.name}: a reply was lost, and what followed failed: it was done, or not; {hint}"
                 ) from error
-            if not (self._known and self._resume) and (self._late_attempt or not isinstance(error, Exception)):
+            if (self._kind is not None or not self._known) and (self._late_attempt or not isinstance(error, Exception)):
                 # cancelled or interrupted, perhaps after it was granted, or an attempt may reach the server only now:
                 # nobody else knows the id, or may enter with it, though this block did not begin
                 undo = forget(ident, self._nonce) if self._known else withdraw(ident)
@@ -234,8 +208,7 @@ class SemaphoreWaiter:
                 if not ticket.wait(max(0.0, deadline - time.monotonic())):
                     return None
             self._note_attempt()
-            checkout, note = self._left(), self._note_late_attempt
-            answer = self._semaphores.run(request, self._nonce, wait=timeout, checkout=checkout, on_lost=note)
+            answer = self._semaphores.run(request, self._nonce, wait=timeout, on_lost=self._note_late_attempt)
             grant = self._refuse_ended(answer)
             self._busy = False
             return grant
@@ -373,7 +346,7 @@ class SemaphoreWaiter:
     def _find_exhausted(self, name: str) -> list[str]:
         """Return which of the semaphores have no room, by a plain read; ``name`` where that was locked out."""
         if not self._backend.single_writer:
-            return self._exhausted_in(self._semaphores.run(availability(self._request), checkout=self._left()))
+            return self._exhausted_in(self._semaphores.run(availability(self._request)))
         # an app's own way to begin may take the write lock, and wait for it for as long as it likes
         with ShortTransaction(self._engine, connect(self._engine, self._left())) as short:
             try:
@@ -421,37 +394,6 @@ class SemaphoreWaiter:
             )
         self._unanswered = False
         return grant
-
-    def _take_over(self, grant: Grant) -> Grant | None:
-        """Become the owner of what was granted before, perhaps to a caller that has crashed since.
-
-        ``None`` when that is to be asked for again: others have the request locked, or it has ended.
-        """
-        operation = adopt(grant, self._request._values["owner"])
-        try:
-            taken: Grant | None = self._semaphores.run(operation, wait=self._row_timeout(), checkout=self._left())
-            return taken
-        except PoolTimeout:
-            raise
-        except LockTimeout as error:
-            self._busy = True
-            if self._left() == 0:
-                raise self._timed_out() from error
-            return None
-
-    def _forget_expired(self) -> bool:
-        """Forget an earlier request whose time ran out; return whether to ask again."""
-        operation = forget_expired(self._request._values["external_id"])
-        try:
-            return bool(self._semaphores.run(operation, wait=self._row_timeout(), checkout=self._left()))
-        except PoolTimeout:
-            raise
-        except LockTimeout as error:
-            # a guarded write of it is not committed yet
-            if self._timeout != 0 and self._left() != 0:
-                return True
-            self._busy = True
-            raise self._timed_out() from error
 
     def _is_transient(self, error: DBAPIError) -> bool:
         backend = backend_for(self._engine.dialect)

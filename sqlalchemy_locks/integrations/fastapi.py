@@ -163,7 +163,6 @@ def semaphore(
     timeout: float | timedelta | None = 5,
     key: Callable[..., Any] | None = idempotency_key,
     unless: Callable[..., Any] | None = None,
-    reclaim: bool = False,
     scope: Scope = "request",
     retry_after: float | timedelta | None = None,
     locks: AsyncLocks | Callable[..., Any] = locks_of,
@@ -181,15 +180,14 @@ def semaphore(
         request: put the client's identity into the key by a dependency of your own.
     :param unless: a dependency; when it returns a true value, no permit is acquired, and the endpoint gets ``None``.
         For requests that were answered before.
-    :param reclaim: process a key again whose request did not end, because the process died (after its time to live) or
-        the endpoint raised. It may have done some or all of the work: for an endpoint that can tell.
     :param scope: ``"function"`` releases the permits before the response is sent.
     :return: as :func:`exclusive`; the value is an :class:`~sqlalchemy_locks.AsyncLease`.
 
-    A full semaphore is answered 429. A repeated key is answered 409: *in-progress* with ``Retry-After`` while it is
-    held, *key-spent* when its request has ended, finished or not (except with ``reclaim``), *another-request* when it
-    was for other permits. With ``unless``, *key-spent* has a ``Retry-After`` for a minute: the answer may have been
-    stored since ``unless`` looked for it. A request that was answered 429 may be sent again with its key.
+    A full semaphore is answered 429. A repeated key is answered 409: *in-progress* with ``Retry-After`` while its
+    request is processed, *key-spent* when that has ended, *another-request* when it was for other permits. After an
+    endpoint that raised, and ``ttl`` after the death of its process, the key is processed again, though some of the
+    work may be done: as a request that was answered 429. With ``unless``, *key-spent* has a ``Retry-After`` for a
+    minute, in which the answer may have been stored since ``unless`` looked for it.
 
     A request whose permits were lost is answered 503 with ``scope="function"``; otherwise its response has been sent,
     and the loss is logged.
@@ -212,9 +210,7 @@ def semaphore(
         requested: dict[str, int] = {}
         for name, number in zip(filled, counts, strict=True):
             requested[name] = requested.get(name, 0) + number
-        return of.semaphore(
-            requested, ttl=checked_ttl, timeout=wait, external_id=external_id, resume=False, reclaim=reclaim
-        )
+        return of.semaphore(requested, ttl=checked_ttl, timeout=wait, external_id=external_id)
 
     spent = (KEY_SPENT,) if unless is None else (KEY_SPENT, ANSWERED)
     kinds = (NO_ROOM, NOT_FOUND, *((IN_PROGRESS, ANOTHER_REQUEST, *spent) if key is not None else ()))

@@ -4,24 +4,27 @@ A lease is proven until an instant of this machine's own clock: when the request
 renewed it, plus its time to live, less a margin. That instant passes by itself: a holder that was stopped for longer
 finds its lease lost at the next look.
 
-Renewing is an UPDATE of what is held, and of nothing else. A refused renewal loses the lease; one that fails is tried
-again for as long as the lease is proven.
+Leases are renewed in batches, in which a row that others have locked is passed over: that is neither a renewal nor a
+loss. Such a lease is renewed alone, and only then is a refusal a loss. A renewal that fails is tried again for as long
+as the lease is proven.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import math
 import os
 import sys
 import threading
 import time
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
+from typing import Protocol
+from weakref import WeakSet
 
 from sqlalchemy_locks._validation import timeout_seconds
+from sqlalchemy_locks.core.side_pool import SidePool
+from sqlalchemy_locks.values import Grant
 
 _log = logging.getLogger("sqlalchemy_locks")
 
@@ -31,8 +34,10 @@ MARGIN = 0.05
 _RENEWALS = 3
 #: the first pause after a renewal that failed, and the longest, as parts of the time to live
 _FIRST_RETRY, _LONGEST_RETRY = 1 / 60, 1 / 12
-#: threads of one ``Locks`` that renew, and so connections of its pool
-MAX_THREADS = 4
+#: how much earlier than due a lease is renewed at most, so that it is renewed with others, in seconds
+_LONGEST_EARLY = 1.0
+#: leases that one batch renews at most
+BATCH = 500
 
 #: why a lease is lost that the server doesn't renew
 NOT_HELD = "its time had run out, or it was released or swept"
@@ -134,142 +139,157 @@ class LostEvent:
 
 
 class RenewableLease:
-    """One lease while it is held: when its renewal is due, and what came of it.
+    """One lease while it is held: when its renewal is due, and what came of it."""
 
-    :param description: of the lease, for the log.
-    :param renew: asks the server; ``False`` when the lease is no longer held.
-    """
-
-    def __init__(self, description: str, lost: LostEvent, asked_at: float, renew: Callable[[], bool]) -> None:
-        self.description = description
-        self.lost = lost
-        self._renew = renew
-        self._failures = 0
+    def __init__(self, grant: Grant, lost: LostEvent, asked_at: float) -> None:
+        self.grant, self.lost = grant, lost
         self.due = asked_at + lost.ttl / _RENEWALS
-        #: a thread is renewing it
-        self.busy = False
+        #: how much earlier than due it may be renewed, with others, in seconds
+        self.early = min(_LONGEST_EARLY, lost.ttl / 12)
         #: its block has ended
         self.closed = False
+        #: a batch has passed it over: it is renewed alone
+        self.alone = False
+        self._failures = 0
 
-    def renew(self) -> bool:
-        """Renew it now; return whether to keep renewing it."""
-        if self.closed:
-            return False
-        asked_at, failure = clock(), None
-        if not self.lost:
-            try:
-                if not self._renew() and not self.closed:
-                    self.lost.set(NOT_HELD)
-            except Exception as error:
-                failure = error
-        if self.closed:
-            return False
-        if failure is not None:
-            _log.warning("%s could not be renewed: %s", self.description, failure)
-        if self.lost:
-            return False
-        if failure is None:
+    def confirm(self, asked_at: float) -> None:
+        """Note that the server has renewed it when it was asked, after ``asked_at``."""
+        if not (self.closed or self.lost):
             self.lost.confirm(asked_at)
             self._failures = 0
             self.due = asked_at + self.lost.ttl / _RENEWALS
-        else:
-            self.due = clock() + self.lost.ttl * min(_LONGEST_RETRY, _FIRST_RETRY * 2**self._failures)
-            self._failures += 1
-        return True
+
+    def refuse(self) -> None:
+        """Note that the server has not renewed it, as it isn't held."""
+        if not self.closed:
+            self.lost.set(NOT_HELD)
+
+    def postpone(self) -> None:
+        """Note that it isn't known whether it was renewed."""
+        pause = self.lost.ttl * min(_LONGEST_RETRY, _FIRST_RETRY * 2**self._failures)
+        self.due = min(clock() + pause, max(clock(), self.lost.deadline))
+        self._failures += 1
 
 
-class RenewalThread:
-    """The threads that renew the leases of one ``Locks``: one, and more while several renewals are due.
+class Renewer(Protocol):
+    """Renews leases in the database; each method is called by one thread or task at a time."""
 
-    None runs when nothing is held. A forked process has none of its parent's leases, and has threads of its own.
+    def renew_batch(self, grants: list[Grant]) -> Collection[str]:
+        """Return the external ids of those that were renewed; the others are locked, or not held."""
+        ...
+
+    def renew_alone(self, grant: Grant, ttl: float) -> bool:
+        """Return whether a grant is held, and so was renewed; wait for its row, but not for long."""
+        ...
+
+    def take_pool(self) -> SidePool | None:
+        """Return the pool of its connections, to be disposed of: the next renewal makes another one."""
+        ...
+
+
+class RenewalSchedule:
+    """The leases that one timer renews, of one ``Locks``. The timers wait, and this knows when and what.
+
+    It has weak references: a lease whose block was garbage-collected ends with its time to live.
     """
 
-    def __init__(self) -> None:
-        self.process = os.getpid()
-        self._changed = threading.Condition()
-        # weak references: a lease whose block was garbage collected is to end with its time to live
-        self._leases: weakref.WeakSet[RenewableLease] = weakref.WeakSet()
-        self._watched: set[weakref.ref[RenewableLease]] = set()
-        self._threads = 0
-        #: a thread waits for the next renewal that is due
-        self._idle = False
+    def __init__(self, renewer: Renewer) -> None:
+        self.renewer = renewer
+        self.leases: WeakSet[RenewableLease] = WeakSet()
+        #: of the set: the block's thread, the timer's, and the one for locked rows change it
+        self._guard = threading.Lock()
 
     def add(self, lease: RenewableLease) -> None:
         """Renew a lease from now on."""
-        with self._changed:
-            if self._idle:
-                self._changed.notify()  # it may be due before the one that is waited for
-            elif self._threads < MAX_THREADS:
-                self._start()
-            self._leases.add(lease)
-            self._watched.add(weakref.ref(lease, self._collected))
+        with self._guard:
+            self.leases.add(lease)
 
     def remove(self, lease: RenewableLease) -> None:
-        """Stop renewing a lease; a renewal under way is not waited for."""
-        with self._changed:
-            lease.closed = True
-            self._leases.discard(lease)
-            self._watched.discard(weakref.ref(lease))
-            self._changed.notify()
+        """Stop renewing a lease. A renewal under way is not waited for."""
+        lease.closed = True
+        with self._guard:
+            self.leases.discard(lease)
 
-    def _collected(self, reference: weakref.ref[RenewableLease]) -> None:
-        if os.getpid() != self.process:
-            return  # in a forked process the lock may be held forever, by a thread that doesn't exist there
-        # it may be collected inside one of these methods: the lock is a reentrant one
-        with self._changed:
-            self._watched.discard(reference)
-            self._changed.notify()
+    def pause(self) -> float | None:
+        """Return the seconds until the next renewal is due; ``None`` when there is nothing to renew."""
+        with self._guard:
+            if not self.leases:
+                return None
+            due = min((lease.due for lease in self.leases if not lease.alone), default=math.inf)
+        return max(0.0, due - clock())
 
-    def _start(self) -> None:
-        threading.Thread(target=self._work, name="sqlalchemy_locks.renewal", daemon=True).start()
-        self._threads += 1
+    def renew_due(self) -> None:
+        """Renew the leases that are due, in batches."""
+        now = clock()
+        due = [lease for lease in self._all() if not lease.alone and lease.due - lease.early <= now]
+        for start in range(0, len(due), BATCH):
+            self._renew_batch([lease for lease in due[start : start + BATCH] if self._is_held(lease)])
 
-    def _work(self) -> None:
-        try:
-            while self._renew_next():
-                pass
-        except BaseException:
-            with self._changed:
-                self._threads -= 1
-            raise
+    def passed_over(self) -> bool:
+        """Return whether there are leases that the batches have passed over."""
+        return any(lease.alone for lease in self._all())
 
-    def _renew_next(self) -> bool:
-        lease = self._wait_for_next()
+    def renew_passed_over(self) -> bool:
+        """Renew one of the leases that the batches have passed over; return whether there was one."""
+        lease = next((lease for lease in self._all() if lease.alone), None)
         if lease is None:
             return False
-        renewed = False
         try:
-            renewed = lease.renew()
+            self._renew_alone(lease)
         finally:
-            with self._changed:
-                lease.busy = False
-                if not renewed:
-                    self._leases.discard(lease)
-                # the idle thread doesn't know yet when this lease is due again
-                self._changed.notify()
+            lease.alone = False
         return True
 
-    def _wait_for_next(self) -> RenewableLease | None:
-        """Wait for the lease that is due first; ``None`` when this thread isn't needed any more."""
-        with self._changed:
-            while True:
-                free = [lease for lease in self._leases if not lease.busy]
-                if not free or self._idle:
-                    # one idle thread is enough; a thread that is renewing returns here
-                    self._threads -= 1
-                    return None
-                first = min(free, key=lambda lease: lease.due)
-                pause = first.due - clock()
-                if pause <= 0:
-                    first.busy = True
-                    if len(free) > 1 and self._threads < MAX_THREADS:
-                        with contextlib.suppress(RuntimeError):  # the system may refuse more threads
-                            self._start()  # the other leases must not wait for this one
-                    return first
-                known = len(self._leases)
-                del first, free
-                if len(self._leases) < known:
-                    continue  # these were the last references, and no thread was idle to be notified
-                self._idle = True
-                self._changed.wait(min(pause, threading.TIMEOUT_MAX))
-                self._idle = False
+    def postpone_passed_over(self) -> None:
+        """Return the leases that the batches have passed over to them."""
+        for lease in self._all():
+            if lease.alone:
+                lease.postpone()
+                lease.alone = False
+
+    def _renew_batch(self, leases: list[RenewableLease]) -> None:
+        if not leases:
+            return
+        asked_at = clock()
+        try:
+            renewed = self.renewer.renew_batch([lease.grant for lease in leases])
+        except Exception as error:
+            first = leases[0].grant.external_id
+            _log.warning("%d lease(s), the first of them %r, could not be renewed: %s", len(leases), first, error)
+            for lease in leases:
+                lease.postpone()
+        else:
+            for lease in leases:
+                if lease.grant.external_id in renewed:
+                    lease.confirm(asked_at)
+                else:
+                    lease.alone = True
+        for lease in leases:
+            self._is_held(lease)
+
+    def _renew_alone(self, lease: RenewableLease) -> None:
+        if not self._is_held(lease):
+            return
+        asked_at = clock()
+        try:
+            renewed = self.renewer.renew_alone(lease.grant, lease.lost.ttl)
+        except Exception as error:
+            _log.warning("the lease %r could not be renewed: %s", lease.grant.external_id, error)
+            lease.postpone()
+        else:
+            if renewed:
+                lease.confirm(asked_at)
+            else:
+                lease.refuse()
+        self._is_held(lease)
+
+    def _is_held(self, lease: RenewableLease) -> bool:
+        """Return whether to renew a lease; stop renewing it when its time has run out."""
+        if lease.closed or lease.lost:
+            self.remove(lease)
+            return False
+        return True
+
+    def _all(self) -> list[RenewableLease]:
+        with self._guard:
+            return list(self.leases)

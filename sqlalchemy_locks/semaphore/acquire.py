@@ -23,6 +23,7 @@ from uuid import uuid4
 from sqlalchemy import (
     ARRAY,
     BigInteger,
+    Boolean,
     Float,
     Integer,
     Text,
@@ -48,6 +49,7 @@ from sqlalchemy_locks.semaphore.base import (
     SemaphoreImpl,
     delete_request,
     external_id_of,
+    lock_request,
     lock_request_shared,
     lock_semaphore,
     mark_changed,
@@ -72,6 +74,7 @@ _ARGUMENTS = (
     bindparam("ttl_seconds", type_=Float()),
     LOCK_WAIT,
     bindparam("nonce", type_=Text()),
+    bindparam("replaces_expired", type_=Boolean()),
 )
 
 
@@ -95,7 +98,10 @@ class AcquirePermits(SemaphoreImpl):
         return _grant(execution, state, token, expires_at, fences or (), exhausted or (), replayed, capacities or ())
 
     def run_statements(self, execution: Execution, sql: Any) -> Grant:
+        replaces_expired = execution.values["replaces_expired"]
         for attempt in range(_ROUNDS):
+            if replaces_expired:
+                self._delete_expired(execution, sql)
             request = self._insert_request(execution, sql, attempt == 0)
             if request is not None:
                 try:
@@ -106,10 +112,20 @@ class AcquirePermits(SemaphoreImpl):
                         delete_request(execution, sql, request)
                     raise
             known = self._replay(execution, sql)
-            if known is not None:
+            if known is not None and not (replaces_expired and known.state == EXPIRED):
                 return known
         ident = execution.values["external_id"]
         raise LockTimeout(f"the request {ident!r} was inserted and deleted by others at each attempt", kind="semaphore")
+
+    def _delete_expired(self, execution: Execution, sql: Any) -> None:
+        """Delete an earlier request of this id, if its time ran out before it was released.
+
+        Before the INSERT: one that meets a duplicate locks it, shared, and of two such callers none could delete it.
+        """
+        # it waits for a guarded write of that request, after which this one may begin
+        request = lock_request(execution, sql)
+        if request is not None and execution.execute(sql.expired_at_end, {"which": request.id}).scalar():
+            delete_request(execution, sql, request.id)
 
     def _insert_request(self, execution: Execution, sql: Any, first: bool) -> int | None:
         """Return the row id of the new request; ``None`` where there is one with its external id."""
@@ -313,9 +329,9 @@ def acquire(
         they are released.
     :return: a :class:`~sqlalchemy_locks.Grant`. ``grant.acquired`` is ``False`` when any of the semaphores had no
         room: nothing was acquired then, and ``grant.exhausted`` names them. For an id that was asked for before:
-        while it is held, ``True`` with the original fences (it isn't renewed by that); afterwards ``False``, with
-        its state. A request that was released is never granted again, except one whose time had run out before,
-        by a block that reclaims it.
+        while it is held, ``True`` with the original fences (it isn't renewed by that, and keeps its owner);
+        afterwards ``False``, with its state. A request that was released or has expired is never granted again by
+        this operation.
     :raises UnknownSemaphore: when one of them was never created. Nothing was acquired.
     :raises IdempotencyConflict: when the id was used for other semaphores or other counts.
     :raises LockTimeout: when another transaction kept one of them locked for longer than the wait that the database,
@@ -348,13 +364,18 @@ def acquire(
         "external_id": uuid4().hex if external_id is None else external_id_of(external_id),
         "owner": None if owner is None else valid_name(owner, "an owner"),
         "ttl_seconds": held_for,
+        "replaces_expired": False,
     }
     return Operation(_ACQUIRE, values)
 
 
-def repeated(request: Operation[Any], owner: str, *, new_id: bool) -> Operation[Any]:
-    """Return the same request of an owner, validated before. :param new_id: under another external id."""
-    values = {**request._values, "owner": owner}
+def for_block(request: Operation[Any], owner: str, *, new_id: bool) -> Operation[Any]:
+    """Return the request of a block, which takes the place of one of its id whose time ran out before its release.
+
+    :param request: validated before; each use of the block has a request of its own.
+    :param new_id: under another external id.
+    """
+    values = {**request._values, "owner": owner, "replaces_expired": not new_id}
     if new_id:
         values["external_id"] = uuid4().hex
     return Operation(_ACQUIRE, values)

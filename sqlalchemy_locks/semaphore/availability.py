@@ -58,16 +58,6 @@ class IsHeld(ReadSemaphores):
         )
 
 
-class TimeToLive(ReadSemaphores):
-    """The time to live that a request was granted with, in seconds."""
-
-    name = "semaphore.time_to_live"
-
-    def select(self, tables: Tables) -> Executable:
-        req = tables.permit_request
-        return select(req.c.ttl_seconds).where(req.c.external_id == _EXTERNAL_ID, req.c.token == _TOKEN)
-
-
 class EndedAgo(ReadSemaphores):
     """How long ago a request ended, in whole seconds; negative while it is held."""
 
@@ -79,7 +69,7 @@ class EndedAgo(ReadSemaphores):
         return select(Elapsed(ended)).where(req.c.external_id == _EXTERNAL_ID)
 
 
-_AVAILABILITY, _IS_HELD, _TIME_TO_LIVE, _ENDED_AGO = Availability(), IsHeld(), TimeToLive(), EndedAgo()
+_AVAILABILITY, _IS_HELD, _ENDED_AGO = Availability(), IsHeld(), EndedAgo()
 
 
 def availability(request: Operation[Any] | Grant) -> RowsOperation[Any]:
@@ -104,11 +94,6 @@ def exhausted_in(rows: Any, permits: Mapping[str, int]) -> list[str]:
 def is_held(grant: Grant) -> Operation[Any]:
     """Return 1 while the permits of a grant are held, 0 afterwards."""
     return Operation(_IS_HELD, {"external_id": grant.external_id, "token": grant.token})
-
-
-def time_to_live(grant: Grant) -> Operation[Any]:
-    """Return how long a grant is held without being renewed, in seconds: as it was asked for when it was granted."""
-    return Operation(_TIME_TO_LIVE, {"external_id": grant.external_id, "token": grant.token})
 
 
 def ended_ago(external_id: str) -> Operation[Any]:

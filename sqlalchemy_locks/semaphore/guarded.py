@@ -63,8 +63,8 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
     """Run an UPDATE only while permits are held, and keep them held until its transaction ends.
 
     :param statement: an UPDATE of the same database, of a table or a mapped class, without RETURNING.
-    :param grant: what ``acquire`` returned, or the external id it was acquired with: where ids are reclaimed, the
-        grant, never the id, which may be a later request's by then.
+    :param grant: what ``acquire`` returned, or the external id it was acquired with. For an id that blocks
+        use, the grant: the id may be a later request's by then.
     :return: ``True`` when it was written, ``False`` when no row matches the statement's own condition.
     :raises LockLost: when the permits were released or swept, or their time ran out; nothing is written.
     :raises OutcomeUnknown: from ``Locks.run``, when the connection died before the reply; it may be written. It is a

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from sqlalchemy import BigInteger, Boolean, Text, bindparam, case, literal, literal_column, select
+from sqlalchemy import Boolean, Text, bindparam, literal, literal_column, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
@@ -20,8 +19,7 @@ from sqlalchemy_locks.semaphore.base import (
     lock_request,
     token_of,
 )
-from sqlalchemy_locks.semaphore.statements import RELEASED, expiry
-from sqlalchemy_locks.sql.clock import Now, utc
+from sqlalchemy_locks.semaphore.statements import RELEASED
 from sqlalchemy_locks.sql.elements import LockFunction
 from sqlalchemy_locks.values import Grant, Released
 
@@ -139,57 +137,10 @@ class RenewRequest(SemaphoreImpl):
         return request is not None and execution.execute(sql.renew, {"which": request.id}).rowcount == 1
 
 
-class AdoptRequest(SemaphoreImpl):
-    """Makes another owner the holder of a request that is held, and renews it.
-
-    A sweep of dead owners releases none that was renewed after it was read.
-    """
-
-    name = "semaphore.adopt"
-
-    def run_statements(self, execution: Execution, sql: Any) -> Grant | None:
-        request = _lock_own_request(execution, sql)
-        if request is None:
-            return None
-        if not execution.execute(sql.adopt, {"which": request.id, "new_owner": execution.values["owner"]}).rowcount:
-            return None
-        until: Any = execution.execute(sql.until, {"which": request.id}).scalar()
-        grant: Grant = execution.values["grant"]
-        return replace(grant, expires_at=utc(until))
-
-
-class ForgetExpired(SemaphoreImpl):
-    """Deletes a request whose time ran out, so that its id can be granted again.
-
-    What wasn't renewed in time is never held again, swept or not. Of those that then ask with its id one is granted, as
-    with any new id, and the grant of the deleted request matches none.
-    """
-
-    name = "semaphore.forget_expired"
-
-    def run_statements(self, execution: Execution, sql: Any) -> bool:
-        # it waits for a guarded write of the request, after which the new request may begin
-        request = lock_request(execution, sql)
-        if request is None:
-            return True
-        if execution.execute(_expired_at_end(execution), {"which": request.id}).scalar():
-            delete_request(execution, sql, request.id)
-            return True
-        # held: since it was found to be over, another caller has forgotten it and acquired the id again
-        return bool(request.state != RELEASED)
-
-
-def _expired_at_end(execution: Execution) -> Any:
-    """Whether a locked request had no time left when it ended, or has none now; false for one without a ttl."""
-    request = execution.context.tables.permit_request
-    ended: Any = case((request.c.state == RELEASED, request.c.updated_at), else_=Now())
-    return select(expiry(request) <= ended).where(request.c.id == bindparam("which", type_=BigInteger()))
-
-
 _RELEASE, _RELEASE_ONCE, _WITHDRAW = ReleasePermits(), ReleasePermits(once=True), WithdrawRequest()
 _UNFLUSHED, _UNFLUSHED_ONCE = ReleasePermits(durable=False), ReleasePermits(once=True, durable=False)
 _ABANDON, _ABANDON_ONCE, _FORGET = AbandonRequest(), AbandonRequest(once=True), ForgetRequest()
-_RENEW, _ADOPT, _FORGET_EXPIRED = RenewRequest(), AdoptRequest(), ForgetExpired()
+_RENEW = RenewRequest()
 
 
 def _values(given: str | Grant) -> dict[str, Any]:
@@ -202,8 +153,8 @@ def release(external_id: str | Grant) -> Operation[Any]:
     """Release the permits of a request.
 
     :param external_id: the id that they were acquired with, or the grant itself. A grant identifies its own request
-        only, never a later one with the same id (made after a clean-up, or by a block that reclaimed the id); a denied
-        grant matches no request. Where ids are reclaimed, give the grant, never the id.
+        only, never a later one with the same id (made after a clean-up, or by another block); a denied grant matches
+        no request. For an id that blocks use, give the grant.
     :return: a :class:`~sqlalchemy_locks.Released`: ``RELEASED``; ``ALREADY_RELEASED`` when it was released or swept
         before; ``UNKNOWN`` when there is no such request. Each of them is a ``str``.
     :raises LockTimeout: when a ``guarded`` write kept it locked for longer than the wait that the database, or the
@@ -226,7 +177,7 @@ def release_once(grant: Grant) -> Operation[Any]:
 
 
 def abandon(grant: Grant, *, once: bool) -> Operation[Any]:
-    """Return the release at the end of a block that failed and reclaims its id.
+    """Return the release at the end of a block that raised, whose id can then be granted again.
 
     :param once: a lost reply is ``OutcomeUnknown``.
     """
@@ -259,7 +210,7 @@ def renew(external_id: str | Grant) -> Operation[Any]:
     """Restart the time to live of a request.
 
     :param external_id: the id that it was acquired with, or the grant itself, which identifies its own request only:
-        where ids are reclaimed, give the grant, never the id.
+        for an id that blocks use, give the grant.
     :return: ``True`` when it is held; ``False`` once its time ran out (swept or not), when it was released, or unknown.
     :raises LockTimeout: as :func:`release`.
 
@@ -270,17 +221,3 @@ def renew(external_id: str | Grant) -> Operation[Any]:
     True
     """
     return Operation(_RENEW, _values(external_id))
-
-
-def adopt(grant: Grant, owner: str) -> Operation[Any]:
-    """Make another owner the holder of a request, and renew it: its grant, or ``None`` where it has ended."""
-    values = {"external_id": grant.external_id, "token": token_of(grant), "grant": grant, "owner": owner}
-    return Operation(_ADOPT, values)
-
-
-def forget_expired(external_id: str) -> Operation[Any]:
-    """Delete the request of an id, if its time ran out before it was released.
-
-    ``True`` when the id is to be asked for again: it is free, or held by a caller that was faster.
-    """
-    return Operation(_FORGET_EXPIRED, {"external_id": external_id_of(external_id)})

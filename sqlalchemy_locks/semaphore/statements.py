@@ -15,6 +15,7 @@ from sqlalchemy import (
     String,
     and_,
     bindparam,
+    case,
     delete,
     func,
     insert,
@@ -100,8 +101,9 @@ def statements(tables: Tables, *, stale_reads: bool) -> Any:
         free_one=update(per).where(per.c.id == _ID).values(state=RELEASED),
         free=update(per).where(per.c.permit_request_id == _ID, per.c.state != _GONE).values(state=RELEASED),
         renew=renewed.values(renewed_at=Now()),
-        adopt=renewed.values(renewed_at=Now(), owner=bindparam("new_owner", type_=String())),
-        until=select(expiry(req)).where(req.c.id == _ID),
+        expired_at_end=select(expiry(req) <= case((req.c.state == RELEASED, req.c.updated_at), else_=Now())).where(
+            req.c.id == _ID
+        ),
         # a semaphore's life
         create=insert(sem),
         resize=update(sem).where(sem.c.id == _ID).values(capacity=bindparam("size", type_=Integer()), updated_at=Now()),

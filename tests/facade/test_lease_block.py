@@ -28,23 +28,21 @@ from sqlalchemy import (
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.facade import semaphores
-from sqlalchemy_locks.runtime.renewal import clock
+from sqlalchemy_locks.facade import permit_runner
 from tests.conftest import Servers
 from tests.faults.drivers import clear, through_a_proxy
 from tests.fixtures.engines import MakeEngine
+from tests.fixtures.lease_faces import FACES, everywhere, grant_of, locks_of, lost
 from tests.fixtures.parties import (
     ASYNC,
     PATIENCE,
-    all_of,
     async_connected,
     connected,
     installed,
     later,
     until,
 )
-from tests.fixtures.renewal_threads import renewers
-from tests.fixtures.semaphores import ENGINES, EVERYWHERE, expire, held, in_memory, made, unused
+from tests.fixtures.semaphores import ENGINES, expire, held, in_memory, made, unused
 
 DOCUMENT = Table(
     "lease_document",
@@ -72,49 +70,53 @@ def write(body: str) -> Any:
     return update(DOCUMENT).where(DOCUMENT.c.id == 1).values(body=body)
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_block_holds_and_releases(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
+@everywhere
+def test_block_holds_checks_and_releases(face: str, servers: Any, engine_to: MakeEngine) -> None:
+    engine = engine_to(FACES[face][0])
     sem, other = made(engine, 2), made(engine, 5)
-    locks = sl.Locks(engine)
-    with locks.semaphore(sem) as grant:
-        assert isinstance(grant, sl.Grant)
-        assert grant
-        assert (grant.permits, grant.fence, grant.state) == ({sem: 1}, {sem: 1}, "ACQUIRED")
-        assert grant.expires_at is not None
-        assert not grant.lost
-        assert not grant.lost.is_set()
-        assert repr(grant.lost) == "<not lost>"
-        grant.check()
-        assert held(engine, sem) == 1
-        with locks.semaphore({sem: 1, other: 3}, external_id=unused("job"), owner="me") as both:
-            assert both.permits == {sem: 1, other: 3}
-            assert (held(engine, sem), held(engine, other)) == (2, 3)
-        with locks.semaphore(other, count=4):
-            assert held(engine, other) == 4
-    assert (held(engine, sem), held(engine, other)) == (0, 0)
-    assert grant.lost
-    assert grant.lost.why == "its block has ended"
-    with pytest.raises(sl.LockLost, match="the block has ended"):
-        grant.check()
-    until(lambda: not renewers())
+    with locks_of(face, servers) as locks:
+        with locks.semaphore(sem, ttl=3600, timeout=PATIENCE) as grant:
+            assert (grant.permits, grant.fence, grant.state) == ({sem: 1}, {sem: 1}, "ACQUIRED")
+            assert grant.expires_at is not None
+            assert not grant.lost.wait(timedelta(0))
+            assert repr(grant_of(grant).lost) == "<not lost>"
+            grant.check()
+            with locks.semaphore({sem: 1, other: 3}, external_id=unused("job"), owner="me") as both:
+                assert both.permits == {sem: 1, other: 3}
+                assert (held(engine, sem), held(engine, other)) == (2, 3)
+        assert (held(engine, sem), held(engine, other)) == (0, 0)
+        assert grant.lost.wait()
+        with pytest.raises(sl.LockLost, match="the block has ended"):
+            grant.check()
+        with pytest.raises(sl.LockLost), locks.semaphore(other, count=4, ttl=3600) as grant:
+            with engine.begin() as connection:
+                expire(connection, grant)
+            assert not lost(grant)
+            for _ in range(2):
+                with pytest.raises(sl.LockLost, match="its time had run out"):
+                    grant.check()
+            assert grant.lost.wait(timedelta(seconds=PATIENCE))
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_lease_is_created_on_first_use(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    lease = unused("lease")
-    locks = sl.Locks(engine)
-    with locks.lease(lease) as grant:
-        assert grant.fence == {lease: 1}
-        for asked in (locks.lease(lease, timeout=0), locks.lease(lease)):
+@everywhere
+def test_lease_is_made_on_first_use_and_held_by_one(face: str, servers: Any) -> None:
+    with locks_of(face, servers) as locks, locks_of(face, servers) as elsewhere:
+        lease = unused("lease")
+        with locks.lease(lease) as grant:
+            assert grant.fence == {lease: 1}
+            with pytest.raises(sl.LockTimeout, match=r"had no room \(timeout=0\)"):
+                elsewhere.lease(lease, timeout=0).__enter__()
+        with elsewhere.lease(lease) as grant:
+            assert grant.fence == {lease: 2}
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_lease_in_itself_is_refused(name: str, engine_to: MakeEngine) -> None:
+    locks, lease = sl.Locks(engine_to(name)), unused("lease")
+    with locks.lease(lease):
+        for again in (locks.lease(lease, timeout=0), locks.lease(lease)):
             with pytest.raises(sl.ReentryError, match="holds .* already"):
-                asked.__enter__()
-        elsewhere = later(locks.lease(lease, timeout=0).__enter__)
-        with pytest.raises(sl.LockTimeout, match=r"had no room \(timeout=0\)"):
-            elsewhere.result(PATIENCE)
-    with locks.lease(lease) as grant:
-        assert grant.fence == {lease: 2}
+                again.__enter__()
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -177,26 +179,6 @@ def test_lost_block_raises_and_writes_nothing(
     assert others.release(next_one) is sl.Released.RELEASED
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_check_asks_database(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    lease = unused("lease")
-    locks = sl.Locks(engine)
-    with pytest.raises(sl.LockLost), locks.lease(lease, ttl=3600) as grant:
-        grant.check()
-        with engine.begin() as connection:
-            expire(connection, grant)
-        assert not grant.lost
-        assert not grant.lost.wait(timedelta(0))
-        with pytest.raises(sl.LockLost, match="its time had run out"):
-            grant.check()
-        assert grant.lost
-        assert grant.lost.wait(0)
-        assert grant.lost.wait(timedelta(seconds=PATIENCE))
-        with pytest.raises(sl.LockLost, match="its time had run out"):
-            grant.check()
-
-
 def test_loss_does_not_mask_error(engine_to: MakeEngine) -> None:
     engine = engine_to("sqlite")
     lease = unused("lease")
@@ -215,7 +197,7 @@ def test_loss_does_not_mask_error(engine_to: MakeEngine) -> None:
 def test_failed_release_is_logged(
     engine_to: MakeEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(semaphores, "ROW_TIMEOUT", 0.2)
+    monkeypatch.setattr(permit_runner, "ROW_TIMEOUT", 0.2)
     engine = engine_to("postgresql15")
     lease = unused("lease")
     with caplog.at_level(logging.WARNING, "sqlalchemy_locks"), engine.connect() as keeper:
@@ -249,111 +231,6 @@ def test_bad_arguments_are_refused_without_statement(engine_to: MakeEngine) -> N
     ):
         with pytest.raises(error, match=why):
             wrong()  # type: ignore[no-untyped-call]
-
-
-def test_block_is_entered_once_at_a_time(engine_to: MakeEngine) -> None:
-    block = sl.Locks(engine_to("sqlite")).lease(unused("lease"))
-    with block as first:
-        with pytest.raises(sl.ReentryError, match="entered already"):
-            block.__enter__()
-    with block as second:
-        assert second.external_id != first.external_id
-
-
-@pytest.mark.parametrize("place", ASYNC)
-def test_async_block(servers: Any, place: str) -> None:
-    name, driver = ASYNC[place]
-
-    async def main() -> None:
-        with connected(installed(servers, name)) as plain:
-            async with async_connected(installed(servers, name, driver)) as engine:
-                locks = sl.AsyncLocks(engine)
-                sem, lease = made(plain, 3), unused("lease")
-                async with locks.semaphore(sem, count=2, ttl=3600, timeout=PATIENCE) as grant:
-                    assert grant.permits == {sem: 2}
-                    await grant.check()
-                    assert not grant.lost
-                    assert not await grant.lost.wait(0)
-                    assert held(plain, sem) == 2
-                    with pytest.raises(sl.ReentryError, match="holds 2 of 3"):
-                        await locks.semaphore(sem, count=2).__aenter__()
-                assert held(plain, sem) == 0
-                with pytest.raises(sl.LockLost):
-                    async with locks.lease(lease, ttl=3600) as mine:
-                        with plain.begin() as connection:
-                            expire(connection, mine)
-                        with pytest.raises(sl.LockLost):
-                            await mine.check()
-                        assert mine.lost
-                        assert await mine.lost.wait()
-                running = asyncio.all_tasks()
-                assert running == {asyncio.current_task()}
-                assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-
-    asyncio.run(main())
-
-
-def test_several_blocks_at_a_time(engine_to: MakeEngine) -> None:
-    """The threads hold the lease one after another, and none runs without it."""
-    engine = engine_to("postgresql15")
-    lease, inside, seen = unused("lease"), [], []
-    locks = sl.Locks(engine)
-
-    def turn() -> None:
-        for _ in range(5):
-            with locks.lease(lease, timeout=PATIENCE) as grant:
-                inside.append(1)
-                seen.append((len(inside), grant.fence[lease]))
-                inside.pop()
-
-    all_of(*[turn] * 6)
-    assert [count for count, _ in seen] == [1] * 30
-    assert [fence for _, fence in seen] == sorted(fence for _, fence in seen)
-
-
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_resumed_request_keeps_its_ttl(name: str, engine_to: MakeEngine) -> None:
-    """The server uses the ttl of the first grant, and so must every holder."""
-    engine, job = engine_to(name), unused("job")
-    sem = made(engine, 1)
-    locks = sl.Locks(engine)
-    before = locks.acquire({sem: 1}, external_id=job, ttl=3600)
-    with locks.semaphore(sem, external_id=job, ttl=7200) as grant:
-        assert grant.replayed
-        assert grant.lost.ttl == 3600
-        assert grant.lost.deadline < clock() + 3600
-        (renewed,) = locks._semaphores.renewals()._leases
-        assert renewed.due <= clock() + 1200
-        assert before.expires_at is not None
-    assert held(engine, sem) == 0
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_request_without_ttl_is_refused(name: str, engine_to: MakeEngine) -> None:
-    engine, job = engine_to(name), unused("job")
-    sem = made(engine, 1)
-    locks = sl.Locks(engine)
-    locks.acquire({sem: 1}, external_id=job)
-    with pytest.raises(sl.IdempotencyConflict, match="granted without a ttl"):
-        sl.Locks(engine).semaphore(sem, external_id=job).__enter__()
-    # the block that was refused is not its owner
-    locks.sweep(alive=lambda owners: [locks.owner])
-    assert held(engine, sem) == 1
-    assert locks.release(job) is sl.Released.RELEASED
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_external_id_enters_one_block_at_a_time(name: str, engine_to: MakeEngine) -> None:
-    """Otherwise the first block to end would release the permits that the other block relies on."""
-    engine, job = engine_to(name), unused("job")
-    sem = made(engine, 1)
-    locks = sl.Locks(engine)
-    with locks.semaphore(sem, external_id=job):
-        for party in (locks, sl.Locks(engine)):
-            with pytest.raises(sl.ReentryError, match="held by another block"):
-                later(party.semaphore(sem, external_id=job).__enter__).result(PATIENCE)
-    with pytest.raises(sl.LockLost, match="never granted again"):
-        locks.semaphore(sem, external_id=job).__enter__()
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -456,11 +333,11 @@ def test_late_reply_is_renewed_before_entering(name: str, engine_to: MakeEngine)
         acquire = block._acquire
 
         def slowly(own: Any, acquire: Any = acquire, over: bool = over) -> Any:
-            grant, asked_at, ttl = acquire(own)
+            grant, asked_at = acquire(own)
             if over:
                 with engine.begin() as connection:
                     expire(connection, grant)
-            return grant, asked_at - 3600, ttl
+            return grant, asked_at - 3600
 
         block._acquire = slowly  # type: ignore[method-assign]
         if over:

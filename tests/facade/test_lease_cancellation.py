@@ -107,7 +107,7 @@ GRANTS = {"postgresql15": b"semaphore_acquire", "mysql": b"\x03COMMIT"}
 
 
 def entering(locks: sl.AsyncLocks, room: str, ident: str) -> Any:
-    return locks.semaphore(room, external_id=ident, ttl=3600, timeout=PATIENCE, resume=False)
+    return locks.semaphore(room, external_id=ident, ttl=3600, timeout=PATIENCE)
 
 
 @pytest.mark.parametrize("name", CANCELLED)

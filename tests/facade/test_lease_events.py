@@ -11,8 +11,8 @@ from sqlalchemy import event
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, connected, installed, later
-from tests.fixtures.semaphores import ENGINES, EVERYWHERE, expire, held, made, unused
+from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, connected, installed
+from tests.fixtures.semaphores import ENGINES, EVERYWHERE, expire, made, unused
 
 EVENTS = ("waited", "acquired", "released", "lost", "swept")
 
@@ -51,12 +51,8 @@ def test_request_that_is_held_already_sends_no_event(engine_to: MakeEngine) -> N
     sem, other = made(engine, 2), sl.Locks(engine)
     told = hear(other)
     with sl.Locks(engine).semaphore(sem, external_id=sem), pytest.raises(sl.RequestHeld):
-        with other.semaphore(sem, external_id=sem, resume=False):
+        with other.semaphore(sem, external_id=sem):
             pass
-    # of another process: this one knows its own
-    held_elsewhere = sl.Locks(engine).acquire({sem: 1}, external_id=f"{sem}-2", ttl=3600)
-    with pytest.raises(sl.RequestHeld), other.semaphore(sem, external_id=held_elsewhere.external_id, resume=False):
-        pass
     assert told == []
 
 
@@ -157,35 +153,6 @@ def test_timeout_without_connection_for_holders(engine_to: MakeEngine) -> None:
     locks.release(grant)
 
 
-def test_block_decorates(engine_to: MakeEngine) -> None:
-    engine = engine_to("sqlite")
-    lease, sem = unused("lease"), made(engine, 2)
-    locks = sl.Locks(engine)
-
-    @locks.lease(lease, timeout=PATIENCE)
-    def alone(number: int, *, plus: int = 0) -> int:
-        """It tells."""
-        assert held(engine, lease) == 1
-        return number + plus
-
-    @locks.semaphore(sem, count=2)
-    def together() -> int:
-        return held(engine, sem)
-
-    assert (alone.__name__, alone.__doc__) == ("alone", "It tells.")
-    assert [alone(1), alone(2, plus=3)] == [1, 5]
-    assert together() == 2
-    assert [future.result(PATIENCE) for future in [later(alone, number) for number in range(3)]] == [0, 1, 2]
-    assert (held(engine, lease), held(engine, sem)) == (0, 0)
-
-    async def coroutine() -> None: ...
-
-    with pytest.raises(TypeError, match=r"lease\(\) of Locks decorates plain functions"):
-        locks.lease(lease)(coroutine)
-    with pytest.raises(TypeError, match="stands for one request"):
-        locks.semaphore(sem, external_id="one")(together)
-
-
 @pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("place", ["postgresql15/asyncpg", "mysql/aiomysql", "sqlite/aiosqlite"])
 def test_async_events(place: str, servers: Any) -> None:
@@ -197,16 +164,6 @@ def test_async_events(place: str, servers: Any) -> None:
                 locks, lease, sem = sl.AsyncLocks(engine), unused("lease"), made(plain, 1)
                 told = hear(locks)
 
-                @locks.lease(lease, timeout=PATIENCE)
-                async def alone(number: int) -> int:
-                    assert held(plain, lease) == 1
-                    return number
-
-                assert await asyncio.gather(*[alone(number) for number in range(3)]) == [0, 1, 2]
-                assert held(plain, lease) == 0
-                assert [one.event for one in told].count("released") == 3
-                with pytest.raises(TypeError, match=r"semaphore\(\) of AsyncLocks decorates async functions"):
-                    locks.semaphore(sem)(lambda: None)  # type: ignore[arg-type, return-value]
                 grant = await locks.acquire({sem: 1}, owner="web-1", ttl=3600)
                 with pytest.raises(sl.LockTimeout, match="held by web-1") as gone:
                     await locks.acquire({sem: 1}, timeout=0.2)
@@ -220,9 +177,5 @@ def test_async_events(place: str, servers: Any) -> None:
                         with pytest.raises(sl.LockLost):
                             await mine.check()
                 assert [one.event for one in told][-2:] == ["lost", "released"]
-                job = unused("job")
-                async with locks.semaphore(sem, external_id=job):
-                    with pytest.raises(sl.ReentryError, match="another block"):
-                        await locks.semaphore(sem, external_id=job).__aenter__()
 
     asyncio.run(main())

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import gc
 import os
 import signal
 import subprocess
@@ -13,11 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select, text
+from sqlalchemy import Engine, select
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.facade.async_lease import AsyncLostEvent
-from sqlalchemy_locks.runtime.renewal import LostEvent, clock
+from sqlalchemy_locks.runtime.renewal import clock
 from tests import servers as real
 from tests.conftest import PLAIN, install
 from tests.facade.test_lease_block import DOCUMENT, document, write
@@ -25,13 +22,12 @@ from tests.faults.drivers import sync, through_a_proxy
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import (
     PATIENCE,
-    async_connected,
     connected,
     installed,
     until,
 )
-from tests.fixtures.renewal_threads import renewers
-from tests.fixtures.semaphores import ENGINES, expire, unused
+from tests.fixtures.renewal_threads import due, renewers
+from tests.fixtures.semaphores import expire, unused
 
 __all__ = ["document"]
 
@@ -85,14 +81,6 @@ def free(engine: Engine, lease: str) -> None:
     assert locks.release(locks.acquire({lease: 1}, ttl=3600, timeout=PATIENCE)) is sl.Released.RELEASED
 
 
-def due(locks: sl.Locks) -> None:
-    """Renew the only held lease immediately."""
-    renewals = locks._semaphores.renewals()
-    for renewed in list(renewals._leases):
-        renewed.due = 0
-        renewals.add(renewed)  # which wakes the renewal thread
-
-
 @pytest.mark.parametrize("name", ["postgresql15", "mariadb"])
 def test_process_stopped_past_ttl_knows_immediately(
     name: str, servers: Any, engine_to: MakeEngine, document: Any
@@ -142,24 +130,6 @@ def test_fork_is_not_the_holder(servers: Any, engine_to: MakeEngine) -> None:
 
 
 @sync
-def test_cut_connection_loses_no_lease(servers: Any, name: str, driver: str) -> None:
-    """Unlike a transaction's lock, it survives its connection: the next connection renews it."""
-    lease = unused("lease")
-    with through_a_proxy(servers, name, driver, pool_size=2) as (engine, proxy):
-        locks = sl.Locks(engine)
-        with locks.lease(lease, ttl=3600) as grant:
-            before = grant.lost.deadline
-            proxy.cut()
-
-            def renewed() -> bool:
-                due(locks)
-                return grant.lost.deadline > before
-
-            until(renewed, pause=0.1)  # on another connection
-            grant.check()
-
-
-@sync
 def test_unreachable_server_loses_lease(servers: Any, name: str, driver: str) -> None:
     lease = unused("lease")
     with through_a_proxy(servers, name, driver) as (engine, proxy):
@@ -193,91 +163,3 @@ def test_server_restart_loses_no_lease() -> None:
             grant.check()
             with pytest.raises(sl.LockTimeout):
                 sl.Locks(engine).acquire({"restart": 1}, timeout=0)
-
-
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "sqlite"])
-def test_pool_that_is_all_in_use_loses_no_lease(servers: Any, name: str, caplog: pytest.LogCaptureFixture) -> None:
-    """What holds all connections may be what the leases are for: endpoints, each in its block."""
-    lease = unused("lease")
-    arguments = {"application_name": lease} if name == "postgresql15" else {}
-    url = servers.installed(name, PLAIN[name])
-    with connected(url, pool_size=2, max_overflow=0, connect_args=arguments) as engine:
-        with sl.Locks(engine).lease(lease, ttl=1) as grant:
-            busy = [engine.connect() for _ in range(2)]
-            assert not grant.lost.wait(2)
-            for connection in busy:
-                connection.close()
-        assert "is renewed outside of the app's pool: no connection was free" in caplog.text
-        if name == "postgresql15":
-            with engine.connect() as connection:
-                sessions = text("SELECT count(*) FROM pg_stat_activity WHERE application_name = :lease")
-                until(lambda: connection.scalar(sessions, {"lease": lease}) == 2)
-
-
-@pytest.mark.parametrize(("name", "driver"), [("postgresql15", "asyncpg"), ("mysql", "aiomysql")])
-def test_pool_that_tasks_use_up_loses_no_lease(servers: Any, name: str, driver: str) -> None:
-    async def main() -> None:
-        async with async_connected(servers.installed(name, driver), pool_size=1, max_overflow=0) as engine:
-            async with sl.AsyncLocks(engine).lease(unused("lease"), ttl=1) as grant:
-                async with engine.connect():
-                    assert not await grant.lost.wait(2)
-
-    asyncio.run(main())
-
-
-def test_expired_lease_is_never_renewed(engine_to: MakeEngine) -> None:
-    """A renewal updates only a held request: it takes nothing from the new holder."""
-    engine, lease = engine_to("postgresql15"), unused("lease")
-    locks = sl.Locks(engine)
-    with pytest.raises(sl.LockLost, match="its time had run out, or it was released or swept"):
-        with locks.lease(lease, ttl=3600) as grant:
-            with engine.begin() as connection:
-                expire(connection, grant)
-            next_one = sl.Locks(engine).acquire({lease: 1}, ttl=3600, timeout=0)
-            due(locks)
-            assert grant.lost.wait(PATIENCE)
-    assert sl.Locks(engine).renew(next_one) is True
-    assert sl.Locks(engine).release(next_one) is sl.Released.RELEASED
-
-
-def test_cancellation_together_with_loss_is_raised() -> None:
-    async def main() -> None:
-        lost = LostEvent(3600, clock())
-        told = AsyncLostEvent(lost)
-        waiting = asyncio.create_task(told.wait(600))
-        await asyncio.sleep(0)
-        lost.set("another client swept it")
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        assert await told.wait(0)
-
-    asyncio.run(main())
-
-
-def test_loss_set_in_another_thread_wakes_task() -> None:
-    async def main() -> None:
-        lost = LostEvent(3600, clock())
-        told = AsyncLostEvent(lost)
-        waiting = asyncio.create_task(told.wait(PATIENCE))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(lost.set, "another client swept it")
-        assert await waiting
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_collected_block_is_not_renewed(name: str, engine_to: MakeEngine) -> None:
-    """An exception raised between ``__enter__`` and the first line of the block must not leave it renewed forever."""
-    engine, lease = engine_to(name), unused("lease")
-    locks = sl.Locks(engine)
-    ident = locks.lease(lease, ttl=3600).__enter__().external_id
-    # repeatedly: the renewal thread may hold a reference
-    until(lambda: gc.collect() >= 0 and len(locks._semaphores.renewals()._leases) == 0)
-    with engine.begin() as connection:
-        expire(connection, ident)
-    with locks.lease(lease, timeout=PATIENCE) as grant:
-        assert grant.fence == {lease: 2}
-    until(lambda: not renewers())

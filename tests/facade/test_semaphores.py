@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
-import threading
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, Text, create_engine, insert, select, update
+from sqlalchemy import Column, Integer, MetaData, Table, Text
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import build_context, installation
 from sqlalchemy_locks.runtime.local_queue import LocalQueues, local_queues
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, installed, later, until
-from tests.fixtures.semaphores import BRIEFLY, ENGINES, INNODB, SERVERS, expire, held, made, unused
+from tests.fixtures.parties import PATIENCE, async_connected, installed, later, until
+from tests.fixtures.semaphores import BRIEFLY, ENGINES, SERVERS, held, made, unused
 
 NOW = "clock_timestamp() AT TIME ZONE 'UTC'"
 
@@ -36,28 +33,6 @@ def test_waiter_is_served_when_there_is_room(name: str, engine_to: MakeEngine) -
     waiting = later(locks.acquire, {sem: 1}, timeout=PATIENCE)
     locks.release(first)
     assert waiting.result(PATIENCE).fence == {sem: 2}
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_asking_for_a_request_of_hand_written_sql_ends_in_time(name: str, engine_to: MakeEngine) -> None:
-    """Without a token no grant matches it, and it can't be taken over."""
-    engine = engine_to(name)
-    locks, sem, ident = sl.Locks(engine), made(engine, 2), unused("job")
-    locks.acquire({sem: 1}, external_id=ident)
-    with engine.begin() as connection:
-        request = build_context(connection.dialect, {}).tables.permit_request
-        connection.execute(update(request).where(request.c.external_id == ident).values(token=None))
-    with pytest.raises(sl.LockTimeout):
-        locks.acquire({sem: 1}, external_id=ident, timeout=0.2)
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_finished_request_is_refused(name: str, engine_to: MakeEngine) -> None:
-    locks = sl.Locks(engine := engine_to(name))
-    sem, ident = made(engine, 1), unused("job")
-    locks.release(locks.acquire({sem: 1}, external_id=ident))
-    with pytest.raises(sl.LockLost, match="is RELEASED: it is never granted again"):
-        locks.acquire({sem: 1}, external_id=ident)
     with pytest.raises(sl.UnknownSemaphore, match="there is no semaphore"):
         locks.acquire({unused("nothing"): 1})
 
@@ -96,20 +71,6 @@ def test_one_thread_waits_on_a_connection(engine_to: MakeEngine, watch: Any) -> 
 
 def visitors(lines: LocalQueues) -> int:
     return sum(1 + len(ticket.behind or ()) for (key, _), ticket in list(lines.front.items()) if key[0] == "rows")
-
-
-def test_wait_in_the_queue_for_rows_is_bounded(engine_to: MakeEngine) -> None:
-    engine = engine_to("sqlite")
-    locks, queues = sl.Locks(engine), local_queues(engine.dialect)
-    first, second, third = sorted(made(engine, 1) for _ in range(3))
-    ticket = queues.ticket(("rows", installation(engine), second))
-    assert ticket.wait(0)
-    locks.release(locks.acquire({third: 1}, timeout=0))
-    for permits in ({second: 1}, {first: 1, second: 1}):
-        with pytest.raises(sl.LockTimeout, match="stayed locked by others within 0.05 s"):
-            locks.acquire(permits, timeout=0.05)
-    ticket.leave()
-    assert queues.front == {}
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -162,149 +123,6 @@ def test_sweep_finishes_half_a_release(name: str, engine_to: MakeEngine) -> None
     assert locks.release(grant) is sl.Released.ALREADY_RELEASED
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_late_holder_writes_nothing(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    DOCUMENT.create(engine, checkfirst=True)
-    with engine.begin() as connection:
-        connection.execute(DOCUMENT.delete())
-        connection.execute(insert(DOCUMENT).values(id=1, body=""))
-    sem = made(engine, 1)
-    locks = sl.Locks(engine)
-
-    def write(body: str) -> Any:
-        return update(DOCUMENT).where(DOCUMENT.c.id == 1).values(body=body)
-
-    sleeper = locks.acquire({sem: 1}, ttl=3600)
-    assert locks.run(sl.guarded(write("mine"), sleeper)) is True
-    with engine.begin() as connection:
-        expire(connection, sleeper)
-    # no caller waits for a sweep: an acquire releases the expired permit itself
-    next_one = locks.acquire({sem: 1}, ttl=3600, timeout=0)
-    assert next_one.fence[sem] > sleeper.fence[sem]
-    assert locks.renew(sleeper) is False
-    with pytest.raises(sl.LockLost, match="held no longer"):
-        locks.run(sl.guarded(write("mine, too late"), sleeper))
-    assert locks.run(sl.guarded(write("the next one's"), next_one)) is True
-    assert locks.release(sleeper) is sl.Released.ALREADY_RELEASED
-    assert locks.renew(next_one) is True
-    with engine.connect() as connection:
-        assert connection.scalar(select(DOCUMENT.c.body)) == "the next one's"
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_ttl_counts_from_after_wait(name: str, engine_to: MakeEngine, watch: Any) -> None:
-    """The ttl counts from after the wait: a clock read before it would be behind by the length of the wait."""
-    engine, watcher = engine_to(name, isolation_level="READ COMMITTED"), watch(name)
-    sleep, clock = ("SELECT SLEEP(0.2)", "UTC_TIMESTAMP(6)") if name in INNODB else ("SELECT pg_sleep(0.2)", NOW)
-    sem = made(engine, 2)
-    with engine.connect() as keeper:
-        assert keeper.scalar(sl.semaphore.acquire({sem: 1}))
-        waiting = later(sl.Locks(engine).acquire, {sem: 1}, ttl=3600)
-        watcher.until_waiting(waiting)
-        # a wait of up to 10 ms isn't counted
-        keeper.exec_driver_sql(sleep)
-        waited_until = keeper.exec_driver_sql(f"SELECT {clock}").scalar()
-        keeper.commit()
-        grant = waiting.result(PATIENCE)
-        stored = next(row for row in keeper.execute(sl.semaphore.holders(sem)) if row.external_id == grant.external_id)
-    for expires_at in (grant.expires_at, stored.expires_at):
-        assert (expires_at.replace(tzinfo=None) - waited_until).total_seconds() >= 3600
-
-
-@pytest.mark.parametrize("place_", ASYNC)
-def test_async_semaphores(servers: Any, place_: str) -> None:
-    name, driver = ASYNC[place_]
-    plain = create_engine(installed(servers, name))
-    sem = made(plain, 2)
-
-    async def main() -> None:
-        async with async_connected(
-            installed(servers, name, driver), pool_size=3, max_overflow=0, pool_timeout=PATIENCE
-        ) as engine:
-            locks = sl.AsyncLocks(engine)
-
-            async def turns(number: int) -> None:
-                for _ in range(3):
-                    grant = await locks.acquire({sem: 1}, ttl=3600, timeout=PATIENCE)
-                    assert await locks.renew(grant)
-                    assert await locks.release(grant) is sl.Released.RELEASED
-
-            await asyncio.gather(*[turns(number) for number in range(12)])
-            grants = [await locks.acquire({sem: 1}, owner="other") for _ in range(2)]
-            with pytest.raises(sl.LockTimeout):
-                await locks.acquire({sem: 1}, timeout=0)
-            waiting = asyncio.ensure_future(locks.acquire({sem: 1}))
-            await asyncio.sleep(0)
-            waiting.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await waiting
-
-            async def alive(owners: list[str]) -> list[str]:
-                await asyncio.sleep(0)
-                return [owner for owner in owners if owner != "other"]
-
-            assert await locks.sweep(alive=alive) >= len(grants)
-            assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-            assert local_queues(engine.sync_engine.dialect).front == {}
-
-    asyncio.run(main())
-    assert held(plain, sem) == 0
-    plain.dispose()
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_cancelled_wait_for_row_acquires_nothing(servers: Any, watch: Any, driver: str) -> None:
-    watcher = watch("postgresql15")
-    plain = create_engine(installed(servers, "postgresql15"))
-    sem = made(plain, 3)
-
-    async def main() -> None:
-        async with async_connected(installed(servers, "postgresql15", driver)) as engine:
-            with plain.connect() as keeper:
-                assert keeper.scalar(sl.semaphore.acquire({sem: 1}))
-                waiting = asyncio.ensure_future(sl.AsyncLocks(engine).acquire({sem: 1}))
-                while not await asyncio.to_thread(watcher.waiting):
-                    assert not waiting.done()
-                waiting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await waiting
-                keeper.commit()
-            assert (await sl.AsyncLocks(engine).acquire({sem: 1})).fence == {sem: 2}
-            assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-
-    asyncio.run(main())
-    assert held(plain, sem) == 2
-    plain.dispose()
-
-
-def test_async_signatures_are_equal() -> None:
-    for method in ("acquire", "release", "renew"):
-        assert inspect.signature(getattr(sl.Locks, method)) == inspect.signature(getattr(sl.AsyncLocks, method))
-
-
-def test_threads_never_exceed_capacity(engine_to: MakeEngine) -> None:
-    engine: Engine = engine_to("sqlite")
-    sem = made(engine, 2)
-    inside, most, guard = 0, 0, threading.Lock()
-
-    def turn() -> None:
-        nonlocal inside, most
-        locks = sl.Locks(engine)
-        for _ in range(5):
-            grant = locks.acquire({sem: 1}, timeout=PATIENCE)
-            with guard:
-                inside += 1
-                most = max(most, inside)
-            with guard:
-                inside -= 1
-            locks.release(grant)
-
-    for future in [later(turn) for _ in range(6)]:
-        future.result(PATIENCE)
-    assert most <= 2
-
-
 @pytest.mark.parametrize("name", [*SERVERS, "yugabytedb"])
 def test_change_of_semaphore_respects_locks_wait(name: str, engine_to: MakeEngine) -> None:
     """A bounded wait, in a session and through ``Locks``; no setting is left changed."""
@@ -334,3 +152,21 @@ def test_change_of_semaphore_respects_locks_wait(name: str, engine_to: MakeEngin
             other.scalar(change.execution_options(locks_wait=PATIENCE))
             assert other.exec_driver_sql(setting).scalar() == before
         other.rollback()
+
+
+def test_async_sweep_awaits_alive(servers: Any, engine_to: MakeEngine) -> None:
+    sem = made(engine_to("postgresql15"), 2)
+
+    async def main() -> None:
+        async with async_connected(installed(servers, "postgresql15", "asyncpg")) as engine:
+            locks = sl.AsyncLocks(engine)
+            dead = [await locks.acquire({sem: 1}, owner="other") for _ in range(2)]
+
+            async def alive(owners: list[str]) -> list[str]:
+                await asyncio.sleep(0)
+                return [owner for owner in owners if owner != "other"]
+
+            assert await locks.sweep(alive=alive) >= len(dead)
+
+    asyncio.run(main())
+    assert held(engine_to("postgresql15"), sem) == 0

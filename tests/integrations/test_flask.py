@@ -24,7 +24,7 @@ from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.cli import adopt
-from sqlalchemy_locks.integrations.flask import KEY, FlaskLocks, answer, current_locks
+from sqlalchemy_locks.integrations.flask import KEY, FlaskLocks, current_locks
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import PATIENCE, later, until, unused
 
@@ -161,19 +161,6 @@ def test_arguments_are_checked_before_entering() -> None:
 @pytest.mark.parametrize("name", ["exclusive", "shared", "semaphore", "lease", "scheduled"])
 def test_signatures_match_locks(name: str) -> None:
     assert inspect.signature(getattr(FlaskLocks, name)) == inspect.signature(getattr(sl.Locks, name))
-
-
-def test_two_apps_lock_in_their_own_databases(make: Maker) -> None:
-    locks, name = FlaskLocks(), unused()
-    one, _, _ = make(make.url("sqlite", fresh=True), locks)
-    two, _, _ = make(make.url("sqlite", fresh=True), locks)
-    with one.app_context(), locks.exclusive(name):
-        assert not free(one, locks, name)
-        assert free(two, locks, name)
-        with two.app_context(), locks.exclusive(name):
-            assert not free(two, locks, name)
-        assert free(two, locks, name)
-        assert not free(one, locks, name)
 
 
 def test_decorator_uses_the_app_of_the_call(make: Maker) -> None:
@@ -441,20 +428,6 @@ def test_contention_is_answered_423_or_429(make: Maker, url: str) -> None:
         assert asked(path)[0] == 200
 
 
-def test_server_lock_timeout_is_answered(make: Maker) -> None:
-    app, db, locks = make(make.url("postgresql15"))
-    name = unused()
-
-    @app.post("/")
-    def view() -> str:
-        db.session.execute(sl.lock.exclusive(name).execution_options(locks_wait=0.05))
-        return "done"
-
-    with app.app_context(), locks.exclusive(name):
-        assert later(app.test_client().post, "/").result(PATIENCE).status_code == 423
-    assert app.test_client().post("/").status_code == 200
-
-
 def raising(app: Flask, error: Exception) -> None:
     @app.get("/")
     def view() -> str:
@@ -507,14 +480,6 @@ def test_lost_lock_is_answered_503_and_logged(caplog: pytest.LogCaptureFixture) 
     assert (answered.status_code, answered.mimetype) == (503, "application/problem+json")
     assert "its connection died" in caplog.text
     assert "its connection died" not in answered.text
-
-
-def test_answer_can_be_wrapped_by_the_app() -> None:
-    app = Flask("app")
-    FlaskLocks(app)
-    app.register_error_handler(sl.LockTimeout, lambda error: (answer(error).data, 409))
-    raising(app, sl.LockTimeout("x"))
-    assert app.test_client().get("/").status_code == 409
 
 
 # maintenance

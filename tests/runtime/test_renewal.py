@@ -1,194 +1,155 @@
-"""The renewal threads, without a database: leases that are due, renewals that fail or hang, and the end."""
+"""How a holder knows that its lease is lost: without the database, which ``tests/facade/test_lease_renewal.py`` has."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
+from typing import Any
 
 import pytest
 
-from sqlalchemy_locks.runtime.renewal import MAX_THREADS, LostEvent, RenewableLease, RenewalThread, clock
-from tests.fixtures.parties import (
-    PATIENCE,
-    until,
-)
-from tests.fixtures.renewal_threads import renewers
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.facade.async_lease import AsyncLostEvent
+from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, RenewalSchedule, clock
+from tests.fixtures.parties import PATIENCE
 
 
-@pytest.fixture
-def renewals() -> Iterator[RenewalThread]:
-    until(lambda: not renewers())  # of the tests before
-    made = RenewalThread()
-    yield made
-    for lease in list(made._leases):
-        made.remove(lease)
-    until(lambda: not renewers())
+class Answers:
+    """Renewals with scripted answers: an error, or what was renewed."""
 
+    def __init__(self, *batches: Any, alone: Callable[[], bool] = lambda: True) -> None:
+        self._batches, self._alone = list(batches), alone
+        self.asked = 0
 
-def lease(renew: Callable[[], bool], ttl: float = 3600, due: float = 0) -> RenewableLease:
-    made = RenewableLease("a lease", LostEvent(ttl, clock()), clock(), renew)
-    made.due = clock() + due
-    return made
-
-
-def test_renewal_counts_from_before_request(renewals: RenewalThread) -> None:
-    asked: list[float] = []
-
-    def renew() -> bool:
-        asked.append(clock())
-        return True
-
-    kept = lease(renew)
-    first = kept.lost.deadline
-    renewals.add(kept)
-    until(lambda: kept.lost.deadline > first)
-    assert kept.lost.deadline <= asked[0] + 3600 * 0.95
-    assert kept.due <= asked[0] + 3600 / 3
-    assert len(renewers()) == 1
-    renewals.remove(kept)
-    until(lambda: not renewers())
-    assert len(asked) == 1
-
-
-def test_hanging_renewal_delays_no_other(renewals: RenewalThread) -> None:
-    go_on, renewed = threading.Event(), threading.Event()
-
-    def hang() -> bool:
-        go_on.wait(PATIENCE)
-        return True
-
-    def renew() -> bool:
-        renewed.set()
-        return True
-
-    hanging, other, later = lease(hang), lease(renew, due=0.01), lease(renew, due=0.02)
-    try:
-        renewals.add(hanging)
-        renewals.add(other)
-        assert renewed.wait(PATIENCE)
-        renewed.clear()
-        renewals.add(later)
-        assert renewed.wait(PATIENCE)
-    finally:
-        go_on.set()
-    until(lambda: len(renewers()) == 1)
-
-
-def test_failure_is_retried_and_refusal_is_loss(renewals: RenewalThread, caplog: pytest.LogCaptureFixture) -> None:
-    answers: list[bool | Exception] = [RuntimeError("a restart"), RuntimeError("still"), True, False]
-
-    def renew() -> bool:
-        answer = answers.pop(0)
+    def renew_batch(self, grants: list[sl.Grant]) -> Collection[str]:
+        self.asked += 1
+        answer = self._batches.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return answer
+        return [grant.external_id for grant in grants] if answer is True else []
 
-    kept = lease(renew)
+    def renew_alone(self, grant: sl.Grant, ttl: float) -> bool:
+        self.asked += 1
+        return self._alone()
+
+    def take_pool(self) -> None: ...
+
+
+def lease(ttl: float = 3600) -> RenewableLease:
+    grant = sl.Grant(external_id="one", acquired=True, state="ACQUIRED", permits={"room": 1})
+    return RenewableLease(grant, LostEvent(ttl, clock()), clock())
+
+
+def renewed(held: RenewableLease, answers: Answers) -> RenewalSchedule:
+    schedule = RenewalSchedule(answers)
+    schedule.add(held)
+    held.due = 0
+    schedule.renew_due()
+    return schedule
+
+
+def test_failure_is_retried_before_the_deadline(caplog: pytest.LogCaptureFixture) -> None:
+    held, before = lease(), clock()
     with caplog.at_level(logging.INFO, "sqlalchemy_locks"):
-        kept.renew()
-        kept.renew()
-        assert not kept.lost
-        assert kept.due < kept.lost.deadline
-        assert kept.renew() is True
-        assert kept.renew() is False
-    assert kept.lost
-    assert "a lease could not be renewed: a restart" in caplog.text
+        schedule = renewed(held, Answers(RuntimeError("a restart"), RuntimeError("still"), True))
+        assert before < held.due < held.lost.deadline
+        held.due = 0
+        schedule.renew_due()
+        assert not held.lost
+        held.due = 0
+        asked = clock()
+        schedule.renew_due()
+    # its time counts from before the request
+    assert asked + 3600 * 0.95 <= held.lost.deadline <= clock() + 3600 * 0.95
+    assert held.due <= clock() + 3600 / 3
+    assert "1 lease(s), the first of them 'one', could not be renewed: a restart" in caplog.text
 
 
-def test_lease_past_deadline_is_not_renewed() -> None:
-    asked: list[int] = []
-    kept = lease(lambda: not asked.append(1), ttl=3600)
-    kept.lost.deadline = clock() - 1
-    assert kept.renew() is False
-    assert not asked
-    assert kept.lost.why == "it could not be renewed in time"
+@pytest.mark.parametrize("alone", ["held", "not held", "locked"])
+def test_what_a_batch_passes_over_is_asked_for_alone(alone: str) -> None:
+    def answer() -> bool:
+        if alone == "locked":
+            raise sl.LockTimeout("its row stayed locked")
+        return alone == "held"
+
+    held = lease()
+    held.lost.deadline = before = clock() + 1000
+    schedule = renewed(held, Answers(False, alone=answer))
+    assert (schedule.passed_over(), held.lost.deadline, bool(held.lost)) == (True, before, False)
+    schedule.renew_passed_over()
+    assert (bool(held.lost), held.lost.deadline > before) == (alone == "not held", alone == "held")
+    assert list(schedule.leases) == ([] if alone == "not held" else [held])
+    assert not schedule.passed_over()
 
 
-def test_late_reply_does_not_extend_lease() -> None:
+@pytest.mark.parametrize("gone", ["its block has ended", "its time has run out"])
+def test_lease_that_is_over_is_not_renewed(gone: str) -> None:
+    """The engine may have been disposed of already, and a connection opened now would never be closed."""
+    held, answers = lease(), Answers()
+    if gone == "its block has ended":
+        held.closed = True
+    else:
+        held.lost.deadline = clock() - 1
+    schedule = renewed(held, answers)
+    assert (answers.asked, list(schedule.leases)) == (0, [])
+    assert held.closed or held.lost.why == "it could not be renewed in time"
+
+
+def test_late_reply_does_not_extend_a_lease() -> None:
     """A lost lease isn't held again: its holder has stopped."""
+    held = lease()
 
-    def renew() -> bool:
-        kept.lost.deadline = clock() - 1  # the reply took this long
-        return True
+    class Late(Answers):
+        def renew_batch(self, grants: list[sl.Grant]) -> Collection[str]:
+            held.lost.deadline = clock() - 1  # the reply took this long
+            return super().renew_batch(grants)
 
-    kept = lease(renew)
-    assert kept.renew() is False
-    assert kept.lost
+    schedule = renewed(held, Late(True))
+    assert held.lost
+    assert not schedule.leases
 
 
 def test_loss_is_permanent() -> None:
-    kept = LostEvent(3600, clock() - 3600)
-    assert kept
-    kept.confirm(clock())
-    assert kept.is_set()
-    assert repr(kept) == "<lost: it could not be renewed in time>"
-    assert kept.wait()
+    lost = LostEvent(3600, clock() - 3600)
+    assert lost
+    lost.confirm(clock())
+    assert lost.is_set()
+    assert repr(lost) == "<lost: it could not be renewed in time>"
+    assert lost.wait()
     assert LostEvent(3600, clock()).wait(0.001) is False
 
 
-def test_lease_is_lost_in_fork() -> None:
-    kept = LostEvent(3600, clock())
-    assert not kept
-    kept.process += 1
-    assert kept
-    assert "forked" in kept.why
+def test_lease_is_lost_in_a_fork() -> None:
+    lost = LostEvent(3600, clock())
+    assert not lost
+    lost.process += 1
+    assert lost
+    assert "forked" in lost.why
 
 
-def test_idle_thread_learns_of_new_due_time() -> None:
-    """One thread waits for a lease that is due in an hour, while another renews one that is due before."""
-    renewals, times = RenewalThread(), []
+def test_task_waits_for_a_loss_of_another_thread() -> None:
+    async def main() -> None:
+        lost = LostEvent(3600, clock())
+        seen = AsyncLostEvent(lost)
+        waiting = asyncio.create_task(seen.wait(PATIENCE))
+        await asyncio.sleep(0)
+        await asyncio.to_thread(lost.set, "another client swept it")
+        assert await waiting
+        assert await seen.wait(0)
 
-    class Often(RenewableLease):
-        def renew(self) -> bool:
-            if len(times) < 2:
-                until(lambda: renewals._idle)
-                self.due = clock()
-            times.append(1)
-            return len(times) < 3
-
-    often = Often("often", LostEvent(3600, clock()), clock(), lambda: True)
-    often.due = clock()
-    seldom = RenewableLease("seldom", LostEvent(3600, clock()), clock(), lambda: True)
-    renewals._leases.add(seldom)
-    renewals.add(often)
-    try:
-        until(lambda: len(times) == 3)
-    finally:
-        renewals.remove(often)
-        renewals.remove(seldom)
-    until(lambda: not renewers())
+    asyncio.run(main())
 
 
-def test_number_of_renewal_threads_is_limited() -> None:
-    until(lambda: not renewers())  # of the tests before
-    renewals, go_on, guard = RenewalThread(), threading.Event(), threading.Lock()
-    inside = most = done = 0
+def test_cancellation_together_with_a_loss_is_raised() -> None:
+    async def main() -> None:
+        lost = LostEvent(3600, clock())
+        waiting = asyncio.create_task(AsyncLostEvent(lost).wait(PATIENCE))
+        await asyncio.sleep(0)
+        lost.set("another client swept it")
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
 
-    def renew() -> bool:
-        nonlocal inside, most, done
-        with guard:
-            inside += 1
-            most = max(most, inside)
-        go_on.wait(PATIENCE)
-        with guard:
-            inside -= 1
-            done += 1
-        return True
-
-    leases = [RenewableLease(f"no. {number}", LostEvent(3600, clock()), clock(), renew) for number in range(50)]
-    for lease in leases:
-        lease.due = clock()
-    renewals._leases.update(leases)
-    try:
-        renewals.add(leases[0])
-        until(lambda: inside >= MAX_THREADS)
-        assert len(renewers()) <= MAX_THREADS
-        go_on.set()
-        until(lambda: done == len(leases))
-        assert most == MAX_THREADS
-    finally:
-        go_on.set()
-        for lease in leases:
-            renewals.remove(lease)
-    until(lambda: not renewers())
+    asyncio.run(main())

@@ -85,7 +85,9 @@ def test_plans_made_on_a_tiny_table_serve_a_large_one(servers: Servers, locking:
     url = servers.fresh("postgresql15", "psycopg")
     install(url, locking=locking)
     with connected(url, poolclass=StaticPool, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
-        poll = "SELECT * FROM lock.semaphore_acquire('{full}', '{1}', 'waits', NULL, 60, NULL, 'nonce', NULL, true)"
+        poll = (
+            "SELECT * FROM lock.semaphore_acquire('{full}', '{1}', 'waits', NULL, 60, NULL, 'nonce', false, NULL, true)"
+        )
 
         def use() -> None:
             connection.execute(text(poll))

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import pytest
-from sqlalchemy import Engine, text, update
+from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.facade import maintenance
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.semaphores import EVERYWHERE, expire, held, made, place, unused
@@ -80,65 +77,3 @@ def test_orphaned_permit_is_ended(name: str, through: str, engine_to: MakeEngine
     with engine.connect() as connection:
         left = f"SELECT count(*) FROM {permit} WHERE permit_request_id = 900000000000"
         assert connection.scalar(text(left)) == 0
-
-
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_a_request_that_is_asked_for_again_is_renewed(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    sem, ident = made(engine, 1), unused("job")
-    locks = sl.Locks(engine)
-    first = locks.acquire({sem: 1}, external_id=ident, owner="job", ttl=3600)
-    again = locks.acquire({sem: 1}, external_id=ident, owner="job", ttl=3600)
-    assert again.replayed
-    assert (again.token, again.fence) == (first.token, first.fence)
-    assert first.expires_at is not None
-    assert again.expires_at is not None
-    assert again.expires_at > first.expires_at
-    with engine.connect() as connection:
-        (holder,) = connection.execute(sl.semaphore.holders(sem))
-    assert holder.expires_at == again.expires_at
-
-
-@pytest.mark.timeout(30)
-@pytest.mark.parametrize("name", [name for name in EVERYWHERE if name != "sqlite"])
-def test_a_request_with_an_open_guarded_write_is_not_waited_for(name: str, engine_to: MakeEngine) -> None:
-    """Its holder is alive. (On SQLite every writer waits for it.)"""
-    engine = engine_to(name)
-    sem, ident = made(engine, 1), unused("job")
-    grant = sl.Locks(engine).acquire({sem: 1}, external_id=ident, ttl=3600)
-    semaphores = build_context(engine.dialect, engine.get_execution_options()).tables.semaphore
-    with engine.begin() as connection:
-        nothing = update(semaphores).where(semaphores.c.id == 0).values(fence=0)
-        assert connection.execute(sl.guarded(nothing, grant)).scalar_one() is False
-        with pytest.raises(sl.LockTimeout, match="or the request itself, stayed locked by others"):
-            sl.Locks(engine).acquire({sem: 1}, external_id=ident, ttl=3600, timeout=0.1)
-    assert sl.Locks(engine).acquire({sem: 1}, external_id=ident, ttl=3600, timeout=0).replayed
-
-
-@pytest.mark.parametrize("asked", ["block", "acquire"])
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_who_resumes_a_request_is_its_owner(name: str, asked: str, engine_to: MakeEngine) -> None:
-    """The owner that a crashed process has stored is dead, and its permits have a new holder."""
-    engine = engine_to(name)
-    sem, ident = made(engine, 1), unused("job")
-    crashed, restarted = sl.Locks(engine), sl.Locks(engine)
-    assert crashed.acquire({sem: 1}, external_id=ident, ttl=3600)
-
-    def resume() -> None:
-        if asked == "acquire":
-            assert restarted.acquire({sem: 1}, external_id=ident, ttl=3600).replayed
-        else:
-            blocks.enter_context(restarted.semaphore(sem, external_id=ident, ttl=3600, timeout=0))
-
-    def alive(owners: list[str]) -> list[str]:
-        if crashed.owner in owners:
-            resume()  # after the sweep has read the owners
-        return [owner for owner in owners if owner != crashed.owner]
-
-    with contextlib.ExitStack() as blocks:
-        for _ in range(2):
-            sl.Locks(engine).sweep(alive=alive)
-            assert held(engine, sem) == 1
-        with engine.connect() as connection:
-            (holder,) = connection.execute(sl.semaphore.holders(sem))
-        assert holder.owner == restarted.owner

@@ -35,7 +35,7 @@ def release(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, O
     external_id, nonce = form.get("external_id", ""), form.get("request", "")
     if nonce and not (nonce.isascii() and nonce.isalnum() and len(nonce) <= 32):
         raise ValueError(f"a request's token is up to 32 letters and digits, not {nonce[:40]!r}")
-    # the request that the page showed: its external id may since have been reclaimed by another
+    # the request that the page showed: its external id may since have been granted to another caller
     request = Grant(external_id, True, "ACQUIRED", {}, token=nonce) if nonce else external_id
     return _RELEASED[locks.release(request)].format(external_id)
 

@@ -8,7 +8,7 @@ DROP FUNCTION IF EXISTS "elsewhere".semaphore_renew(text, text, text);
 
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_release(text, text, text);
 
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text, text, bigint[], boolean);
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text, text, boolean, bigint[], boolean);
 
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_take_back(bigint);
 

@@ -533,8 +533,8 @@ $body$;
 
 CREATE OR REPLACE FUNCTION lock.semaphore_acquire(names text[], counts integer[], external_id text,
   owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
-  lock_wait text DEFAULT NULL::text, nonce text DEFAULT NULL::text, queue_keys bigint[] DEFAULT NULL::bigint[],
-  looks_first boolean DEFAULT false,
+  lock_wait text DEFAULT NULL::text, nonce text DEFAULT NULL::text, replaces_expired boolean DEFAULT false,
+  queue_keys bigint[] DEFAULT NULL::bigint[], looks_first boolean DEFAULT false,
   OUT acquired boolean, OUT state text, OUT replayed boolean, OUT token text,
   OUT expires_at timestamp with time zone, OUT semaphores text[], OUT fences bigint[],
   OUT exhausted text[], OUT capacities integer[]) RETURNS record
@@ -547,6 +547,7 @@ DECLARE
   previous text;
   request bigint;
   began timestamptz;
+  ended timestamptz;
   ids bigint[];
   sem record;
   bounded boolean := true;
@@ -682,10 +683,17 @@ BEGIN
       replayed := request IS NULL;
       EXIT WHEN NOT replayed;
       -- Locked, so that a release that is under way is seen, whatever the isolation level.
-      SELECT r.id, r.token, r.state, r.renewed_at + r.ttl_seconds * interval '1 second'
-      INTO request, token, state, expires_at
+      SELECT r.id, r.token, r.state, r.renewed_at + r.ttl_seconds * interval '1 second', r.updated_at
+      INTO request, token, state, expires_at, ended
       FROM lock.permit_request AS r WHERE r.external_id = semaphore_acquire.external_id FOR UPDATE;
-      EXIT WHEN state IS NOT NULL;  -- otherwise it existed and is being cleaned up
+      IF replaces_expired AND expires_at <= (CASE state WHEN 'RELEASED' THEN ended ELSE clock_timestamp() END) THEN
+        -- Its time ran out before it was released: it is deleted, and this request inserted in its place.
+        DELETE FROM lock.permit AS p WHERE p.permit_request_id = request;
+        DELETE FROM lock.permit_request AS r WHERE r.id = request;
+        state := NULL;
+        expires_at := NULL;
+      END IF;
+      EXIT WHEN state IS NOT NULL;  -- otherwise it was deleted here, or is being cleaned up
     END LOOP;
     IF replayed THEN
       IF state IS NULL THEN
