@@ -383,7 +383,7 @@ class ExclusiveBlock:
                 ) from raised
             raise
         try:
-            short.commit(locks=True)
+            short.commit()
         except BaseException:
             if session is not None:
                 type(session).close(session)

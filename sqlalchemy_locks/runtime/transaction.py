@@ -175,18 +175,16 @@ class ShortTransaction:
         if why is not None:
             raise LockLost(why)
 
-    def commit(self, wait: float | None = None, *, locks: bool = False) -> None:
+    def commit(self, wait: float | None = None) -> None:
         """Commit, and give the connection back.
 
         :param wait: how long COMMIT may wait for others, in seconds, where it does; without it the app's own limit.
-        :param locks: what was done outside of the database relied on its lock.
         :raises LockTimeout: when that was not enough; the transaction is rolled back.
-        :raises LockLost: when the transaction had ended or failed before, so that this commits nothing; and, with
-            ``locks``, when the server has become read-only.
+        :raises LockLost: when the transaction had ended or failed before, so that this commits nothing.
         :raises OutcomeUnknown: when work was done in it, and the connection died during COMMIT.
         """
         try:
-            self._verify(locks)
+            self._verify()
             try:
                 with self.backend.committing(self.connection, wait):
                     self.transaction.commit()
@@ -208,14 +206,12 @@ class ShortTransaction:
             raise
         self.abandon()
 
-    def _verify(self, locks: bool) -> None:
-        """:raises LockLost: when the transaction is not the one that was begun, or can't keep its promise."""
+    def _verify(self) -> None:
+        """:raises LockLost: when the transaction is not the one that was begun, or has failed."""
         why = self.loss() if self.used or not self.active else self._loss
         try:
             if why is None and self._marked and self.backend.marker_lost(self.connection):
                 why = _FAILED
-            if why is None and locks and not self.backend.writable(self.connection):
-                why = _READ_ONLY
         except DBAPIError as error:
             raise LockLost(_FAILED) from error
         if why is not None:
