@@ -23,6 +23,7 @@ except ImportError as error:
     ) from error
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import bounded_seconds
@@ -86,7 +87,7 @@ class AsyncLocks:
             )
         self._engine = engine
         self._session_maker = maker
-        self._sync = Locks(engine.sync_engine, owner=owner, durable_release=durable_release)
+        self._sync = Locks(_sync_maker(maker, engine), owner=owner, durable_release=durable_release)
 
     @property
     def owner(self) -> str:
@@ -243,6 +244,13 @@ class AsyncLocks:
     async def run(self, operation: Any) -> Any:
         """As :meth:`sqlalchemy_locks.Locks.run`."""
         return await greenlet_spawn(self._sync.run, operation)
+
+
+def _sync_maker(maker: async_sessionmaker[Any], engine: AsyncEngine) -> sessionmaker[Session]:
+    """Return what makes the synchronous sessions inside those of ``maker``, with their class, options and listeners."""
+    options = {name: value for name, value in maker.kw.items() if name not in ("bind", "binds", "sync_session_class")}
+    session_class = maker.kw.get("sync_session_class") or maker.class_.sync_session_class
+    return sessionmaker(engine.sync_engine, class_=session_class, **options)
 
 
 class AsyncMutexes:
