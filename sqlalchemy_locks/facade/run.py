@@ -73,7 +73,6 @@ class OperationRunner:
         *,
         short: bool = False,
         wait: float | None = None,
-        checkout: float | None = None,
         on_lost: Callable[[], object] = lambda: None,
     ) -> Any:
         """Run an operation, and again after an error that leaves nothing behind.

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Select, String, Update, bindparam, or_, select, update
+from sqlalchemy import BigInteger, String, Update, bindparam, or_, select, update
+from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.semaphore.base import SemaphoreImpl
@@ -19,8 +20,8 @@ from sqlalchemy_locks.values import Grant
 
 @dataclass(frozen=True)
 class _Statements:
-    select_requests: Select[Any]
-    lock_held: Select[Any]
+    select_requests: Executable
+    lock_held: Executable
     restart: Update
 
 
