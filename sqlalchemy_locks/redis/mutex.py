@@ -25,7 +25,7 @@ from sqlalchemy_locks.redis.base import (
     decode_token,
     operation,
 )
-from sqlalchemy_locks.redis.client import ACQUISITION, CAPTURE, ReadOnlyScript, RedisScript
+from sqlalchemy_locks.redis.client import ACQUISITION, CAPTURE, RedisScript
 
 _ACQUIRE = RedisScript(
     "mutex.acquire",
@@ -62,11 +62,10 @@ _CAPTURE = RedisScript(
   return ids
 """,
     helpers=CAPTURE,
-    returns_list=True,
 )
 
 # no instant is stored: a fencing token is made of the server's clock
-_HELD = ReadOnlyScript(
+_HELD = RedisScript(
     "mutex.held",
     """
   local rows = {}
@@ -79,6 +78,7 @@ _HELD = ReadOnlyScript(
   for i = 1, math.min(#rows, tonumber(ARGV[2])) do first[i] = rows[i] end
   return first
 """,
+    writes=False,
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 

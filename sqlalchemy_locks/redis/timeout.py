@@ -28,7 +28,7 @@ from sqlalchemy_locks.redis.base import (
     decode_token,
     operation,
 )
-from sqlalchemy_locks.redis.client import ACQUISITION, CAPTURE, ReadOnlyScript, RedisScript
+from sqlalchemy_locks.redis.client import ACQUISITION, CAPTURE, RedisScript
 
 # A window's score is its first second, not its number, so that scores stay comparable when the period changes.
 # With a time zone these are seconds of local time, in which no day has two midnights.
@@ -73,10 +73,9 @@ _CAPTURE = RedisScript(
   return ids
 """,
     helpers=CAPTURE + _TAKE,
-    returns_list=True,
 )
 
-_LISTED = ReadOnlyScript(
+_LISTED = RedisScript(
     "timeout.listed",
     """
   local rows = {redis.call('TIME')[1]}
@@ -87,6 +86,7 @@ _LISTED = ReadOnlyScript(
   end
   return rows
 """,
+    writes=False,
 )
 
 

@@ -74,7 +74,6 @@ _CAPTURE = RedisScript(
   return tasks
 """,
     helpers=CAPTURE + _STATUS,
-    returns_list=True,
 )
 _SET_STATUS = RedisScript(
     "transition.set_status",
@@ -139,7 +138,7 @@ class StateTransition(Pattern[Client]):
     """
 
     kind = "task"
-    _suffixes = (b":facts", b":deadlines")
+    _suffixes = (":facts", ":deadlines")
 
     def __init__(
         self,
