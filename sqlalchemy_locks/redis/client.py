@@ -219,13 +219,12 @@ class ScriptCalls:
     async def _disconnect(self) -> None:
         """Disconnect the client, whose connections connect again at their next command."""
         client = self._client
-        if isinstance(client, redis.RedisCluster):
+        if self.awaited:
+            pools = client.get_nodes() if isinstance(client, redis.asyncio.RedisCluster) else [client.connection_pool]
+            for pool in pools:
+                await pool.disconnect()
+        elif hasattr(client, "disconnect_connection_pools"):  # of a cluster
             client.disconnect_connection_pools()
-        elif isinstance(client, redis.asyncio.RedisCluster):
-            for node in client.get_nodes():
-                await node.disconnect()
-        elif self.awaited:
-            await client.connection_pool.disconnect()
         else:
             client.connection_pool.disconnect()
 
