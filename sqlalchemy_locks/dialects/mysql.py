@@ -80,21 +80,7 @@ class MySQL(Backend):
     limit: ClassVar[tuple[str, int]] = ("max_execution_time", 1000)
     server_queues = True
     min_queue_wait = 1
-    explain_prefix = "EXPLAIN FORMAT=TRADITIONAL"
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
-
-    def read_plan(self, rows: Any, table: Table, search: str, ordered: bool) -> tuple[list[str], list[str]]:
-        plan, problems = [], []
-        for row in rows:
-            extra = row["Extra"] or ""
-            plan.append(f"{row['table']}: {row['type']}, key {row['key']}, {row['rows']} rows; {extra}")
-            if row["table"] != table.name:
-                continue  # the candidates that were found already
-            if row["type"] == "ALL" or (row["type"] == "index" and ordered and "filesort" in extra):
-                problems.append(f"the whole of {table} is scanned, and locked row by row")
-            if "filesort" in extra:
-                problems.append("all candidates are sorted, and locked, before the first is captured")
-        return plan, problems
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
         return TakeRow(table)
