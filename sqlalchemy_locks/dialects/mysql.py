@@ -54,8 +54,10 @@ _LEAVE = text(
 )
 _QUEUE_FREE = text(f"SELECT IS_FREE_LOCK({_QUEUE_NAME})")
 
-_STORAGE_ENGINE = re.compile(r"^\) ENGINE=(\w+)", re.MULTILINE)
-_TRANSACTIONS = text("SELECT transactions = 'YES' FROM information_schema.engines WHERE engine = :engine")
+_WITHOUT_TRANSACTIONS = text(
+    "SELECT table_name, engine FROM information_schema.tables JOIN information_schema.engines USING (engine) "
+    "WHERE table_schema = database() AND transactions <> 'YES' ORDER BY table_name"
+)
 #: A number, or from MariaDB 12 on a text; with the second setting alone, InnoDB grants a row's lock to two sessions.
 _WRITABLE = "CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') AND @@global.innodb_read_only = 0"
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
@@ -144,6 +146,9 @@ class MySQL(Backend):
             yield Finding("settings", "problem", str(refusal))
         else:
             yield Finding("settings", "ok", "innodb_rollback_on_timeout is off")
+        for table, engine in connection.execute(_WITHOUT_TRANSACTIONS):
+            says = f"{table} is kept by {engine}, which has no row locks: a lock or capture on it is given to several"
+            yield Finding("storage engine", "warning", f"{says}; ALTER TABLE {table} ENGINE=InnoDB")
 
     def autocommit(self, connection: Connection) -> bool:
         raw: Any = connection.connection.dbapi_connection
