@@ -60,8 +60,8 @@ def store_proof(entities: Iterable[Any], spec: CaptureSpec) -> None:
 
 
 def frozen_rows(frozen: FrozenResult[Any]) -> list[tuple[Any, ...]]:
-    """Return the rows of a frozen result, which keeps single entities without a row around them."""
-    return [(each,) if frozen._source_supports_scalars else tuple(each) for each in frozen.data]
+    """Return the rows of a frozen result, one for each call of it."""
+    return [tuple(row) for row in frozen()]
 
 
 def stored_proof(entity: Any) -> tuple[Any, ...] | None:

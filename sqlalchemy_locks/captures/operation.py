@@ -28,7 +28,6 @@ from sqlalchemy_locks.captures.claims import frozen_rows, store_proof
 from sqlalchemy_locks.captures.statements import (
     LIMIT,
     CaptureSpec,
-    asks_for_select,
     bind_values,
     by_key,
     capture_counting,
@@ -160,12 +159,13 @@ class CaptureImpl(OperationImpl):
             result: Result[Any] = execution.execute(statement)
             return result if keys is None else _sorted(execution, spec, result, keys)
         options = execution.loader_options
-        read_again = spec.loads_others or any(map(asks_for_select, options))
+        # a loader option may ask for more than the columns of the table, which a SELECT of the class reads
+        read_again = spec.loads_others or len(criteria(options)) < len(options)
         if (execution.context, read_again) not in self._loading:
             shape: Any = select(*(spec.keys if read_again else [spec.entity])).from_statement(statement)
             self._loading[execution.context, read_again] = shape.execution_options(populate_existing=True)
         prepared = self._loading[execution.context, read_again]
-        prepared = prepared.options(*(criteria(options) if read_again else options))
+        prepared = prepared.options(*criteria(options))
         result = execute_in_session(execution, prepared, execution.values)
         if not read_again:
             return result if keys is None else _sorted(execution, spec, result, keys)

@@ -313,7 +313,6 @@ class _SetStatus(ConditionalUpdate):
     def __init__(self, rows: RoleMapping, captured: Any, *, claimed: bool, force: bool) -> None:
         super().__init__(rows, "StateTransition.set_status")
         self.captured, self.claimed, self.force = captured, claimed, force
-        self.retries_replaced = claimed or force
 
     def condition(self, columns: RoleColumns) -> list[Any]:
         status = columns["status"]

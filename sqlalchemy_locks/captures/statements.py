@@ -236,31 +236,17 @@ def criteria(options: Iterable[Any]) -> list[Any]:
     return [option for option in options if type(option).__name__ == "LoaderCriteriaOption"]
 
 
-def asks_for_select(option: Any) -> bool:
-    """Return whether a loader option takes effect in a SELECT of the class only, and not in a statement of its own."""
-    return any(
-        given.get("lazy") in ("joined", False, "subquery")
-        or "query_expression" in given
-        # expressions; the columns of the table are returned anyway
-        or (given.get("deferred") is False and not isinstance(_first_column(element.path), Column))
-        for element in getattr(option, "context", ())
-        for given in [dict(element.strategy or ())]
-    )
-
-
-def _first_column(path: Any) -> Any:
-    return next(iter(getattr(path[-1], "columns", ())), None)
-
-
 def loading(options: Iterable[Any], spec: CaptureSpec) -> list[Any]:
     """Return the other options, and criteria for other classes; captured rows are read whatever they are now."""
-    mapper: Any = spec.mapper
-    return [
-        option
-        for option in options
-        if option not in criteria([option])
-        or not any(each.isa(mapper) or mapper.isa(each) for each in option._all_mappers())
-    ]
+    return [option for option in options if option not in criteria([option]) or not _restricts(option, spec.mapper)]
+
+
+def _restricts(option: Any, mapper: Any) -> bool:
+    """Return whether criteria apply to a mapped class, or to a parent or subclass of it."""
+    if option.entity is not None:
+        return bool(option.entity.mapper.isa(mapper) or mapper.isa(option.entity.mapper))
+    # criteria for a mixin
+    return any(issubclass(each.class_, option.root_entity) for each in mapper.self_and_descendants)
 
 
 def bind_values(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Integer, Result, Select, Update, and_, bindparam, func, select, tuple_, update
+from sqlalchemy import Integer, Result, Select, Update, and_, bindparam, select, tuple_, update
 from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.conditional_update import ConditionalAcquire, refuse_duplicate
+from sqlalchemy_locks.core.conditional_update import ConditionalAcquire
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl
 from sqlalchemy_locks.core.roles import QUEUE_PARAM, RoleColumns, param_name, role_param
 
@@ -60,8 +60,7 @@ class BatchAcquire(OperationImpl):
         return self.mapping.route()
 
     def check_connection(self, execution: Execution) -> None:
-        several = self.statement(execution.context) is None or not self.mapping.unique
-        if several and execution.backend.autocommit(execution.connection):
+        if self.statement(execution.context) is None and execution.backend.autocommit(execution.connection):
             raise execution.backend.refuse_autocommit(self.name)
 
     def run(self, execution: Execution) -> Result[Any]:
@@ -74,8 +73,6 @@ class BatchAcquire(OperationImpl):
             ids = [row[0] for row in execution.execute(statement, values)]
         else:
             ids = self._select_then_update(execution, columns, values)
-        if ids and not self.mapping.unique:
-            self._refuse_duplicates(execution, columns, ids)
         target = self.mapping.target
         if target is not None and execution.session is not None:
             queue = {columns["queue"]: execution.values[QUEUE_PARAM]} if "queue" in columns else {}
@@ -83,13 +80,6 @@ class BatchAcquire(OperationImpl):
                 target.refresh(execution.session, self.single.changes(columns), {columns["id"]: id, **queue})
         rows = iter([(id,) for id in _sorted(ids)])  # RETURNING has no order
         return IteratorResult(SimpleResultMetaData(["id"]), rows)
-
-    def _refuse_duplicates(self, execution: Execution, columns: RoleColumns, ids: list[Any]) -> None:
-        """As ``ConditionalUpdate`` does for one id: two rows with one id would be two locks with one name."""
-        of_ids = (columns["id"].in_(ids), *self._of_queue(columns))
-        twice = select(columns["id"]).where(*of_ids).group_by(columns["id"]).having(func.count() > 1).limit(1)
-        if found := execution.execute(twice, execution.values).first():
-            raise refuse_duplicate(self.name, columns.table, found[0])
 
     def _select_then_update(self, execution: Execution, columns: RoleColumns, values: dict[str, Any]) -> list[Any]:
         key = list(columns.table.primary_key)

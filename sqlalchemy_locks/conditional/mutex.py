@@ -226,8 +226,6 @@ class _MutexRelease(ConditionalUpdate):
     def __init__(self, mapping: RoleMapping, of: Literal["owner", "token"] | None) -> None:
         super().__init__(mapping, "mutex.release")
         self.of = of
-        # without one, a second try could release the next holder's acquisition
-        self.retries_replaced = of is not None
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return self.of == "token"

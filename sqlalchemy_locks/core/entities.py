@@ -2,8 +2,7 @@
 
 Patterns execute the documented Core statements on the one table behind the class, independently of the session's state.
 The ORM's guarantees still hold: rows of sibling classes in the same table are not touched, a version counter is
-incremented, and loaded objects show the row's current values, also after a savepoint is rolled back:
-``Session._register_altered``, which SQLAlchemy keeps private, is how its own UPDATEs see to that.
+incremented, and loaded objects show the row's current values, also after a savepoint is rolled back.
 """
 
 from __future__ import annotations
@@ -181,9 +180,9 @@ class MappedTable:
             if not state.mapper.isa(self.mapper):
                 continue
             if all(key not in state.dict or _may_equal(state.dict[key], value) for key, value in keys.items()):
-                mark_altered(session, [loaded])
                 if changed & state.dict.keys():  # attributes that aren't loaded are loaded on access
                     session.refresh(loaded, sorted(self._stale(state, changed)))
+                mark_altered(session, [loaded])
 
     def expire(self, session: Session | None, columns: Iterable[Column[Any]], ids: Iterable[Any]) -> None:
         """Expire the changed columns of loaded objects, which load them at the next access, as after the ORM's UPDATE.
@@ -197,9 +196,9 @@ class MappedTable:
         for id in ids:
             loaded = session.identity_map.get(self.mapper.identity_key_from_primary_key((id,)))
             if loaded is not None:
-                mark_altered(session, [loaded])
                 state: Any = inspect(loaded)
                 session.expire(loaded, sorted(self._stale(state, changed) & state.unmodified))
+                mark_altered(session, [loaded])
 
     def _changed(self, columns: Iterable[Column[Any]]) -> set[str]:
         """Return the attributes of the columns that an UPDATE sets, and of those that change with every UPDATE."""
@@ -224,8 +223,15 @@ class MappedTable:
 
 
 def mark_altered(session: Session, entities: Iterable[Any]) -> None:
-    """Have the rollback of a savepoint expire these entities, whose rows were changed since it began."""
-    session._register_altered(inspect(entity) for entity in entities)
+    """Have the rollback of a savepoint expire these entities, whose rows were changed since it began.
+
+    It expires what is dirty, or was when it was flushed. The flush of an entity without changes sends nothing.
+    """
+    from sqlalchemy.orm.attributes import flag_dirty  # not loaded before it is needed
+
+    if session.in_nested_transaction():
+        for entity in entities:
+            flag_dirty(entity)
 
 
 def _may_equal(left: Any, right: Any) -> bool:

@@ -93,16 +93,17 @@ class RoleMapping:
         if self.target is not None:
             columns = {role: self.target.column(column, role) for role, column in given.items()}
             self._mapped = RoleColumns(self.target.table, columns)
+            identity = [columns[role] for role in ("queue", "id") if role in columns]
+            if not self.target.is_unique(identity):
+                raise ValueError(
+                    f"{pattern}: two rows with one id would be two locks with one name: give "
+                    f"({', '.join(column.name for column in identity)}) of {self.target.name} a unique constraint"
+                )
         self._present = frozenset(self._roles if self._mapped is None else self._mapped.roles)
         self._check_columns()
         token: Any = self._mapped["token"].type if self._mapped is not None and "token" in self._mapped else None
         #: converts a nonce to what its column takes
         self.nonce_type: Callable[[str], Any] = UUID if isinstance(token, Uuid) and token.as_uuid else str
-        #: no two rows have the same id (in one queue): guaranteed by the shipped tables, or declared by the model
-        self.unique = True
-        if self.target is not None and self._mapped is not None:
-            columns = {role: self._mapped[role] for role in ("id", "queue") if role in self._mapped}
-            self.unique = self.target.is_unique(columns.values())
 
     def columns(self, context: BuildContext) -> RoleColumns:
         """Return the columns, those of shipped tables as they are named there."""
