@@ -156,8 +156,8 @@ def _limit(spec: CaptureSpec) -> Any:
 
 def search(spec: CaptureSpec, *conditions: Any) -> Any:
     """Return the SELECT of the candidates' primary keys, without locks and without ``spec.one_of``."""
-    found = select(*spec.keys).where(*spec.where, *conditions)
-    return found.order_by(*spec.order_by).limit(_limit(spec))
+    candidates = select(*spec.keys).where(*spec.where, *conditions)
+    return candidates.order_by(*spec.order_by).limit(_limit(spec))
 
 
 def select_candidates(
@@ -171,7 +171,7 @@ def select_candidates(
         an equality.
     """
 
-    def found(*conditions: Any) -> Any:
+    def candidates(*conditions: Any) -> Any:
         statement = search(spec, *conditions).options(*options)
         if not locks:
             return statement
@@ -181,13 +181,13 @@ def select_candidates(
         )
 
     if spec.one_of is None:
-        return found()
+        return candidates()
     column, values = spec.one_of
     if len(values) == 1:
-        return found(column == inlined(column, values[0]))
+        return candidates(column == inlined(column, values[0]))
     if not merges:
-        return found(column.in_([inlined(column, value) for value in values]))
-    return _merged(spec, [found(column == inlined(column, value)) for value in values])
+        return candidates(column.in_([inlined(column, value) for value in values]))
+    return _merged(spec, [candidates(column == inlined(column, value)) for value in values])
 
 
 def _merged(spec: CaptureSpec, each: Sequence[Any]) -> Any:

@@ -43,8 +43,8 @@ class BatchAcquire(OperationImpl):
         conditions = [*self.single.condition(columns), *self._of_queue(columns)]
         # ordered by the primary key without the queue, which is given: to sort them, InnoDB would lock all rows
         order = [key for key in columns.table.primary_key if "queue" not in columns or key is not columns["queue"]]
-        found = select(*columns.table.primary_key).where(and_(*conditions)).order_by(*order).limit(_LIMIT)
-        return found.with_for_update(skip_locked=True, key_share=True)
+        free = select(*columns.table.primary_key).where(and_(*conditions)).order_by(*order).limit(_LIMIT)
+        return free.with_for_update(skip_locked=True, key_share=True)
 
     def _of_queue(self, columns: RoleColumns) -> list[Any]:
         """Return the conditions on the rows of the class, and of the queue that is given."""
@@ -83,12 +83,12 @@ class BatchAcquire(OperationImpl):
 
     def _select_then_update(self, execution: Execution, columns: RoleColumns, values: dict[str, Any]) -> list[Any]:
         key = list(columns.table.primary_key)
-        found = execution.execute(self._where_free(columns).add_columns(columns["id"].label("_id")), values).all()
-        if found:
+        rows = execution.execute(self._where_free(columns).add_columns(columns["id"].label("_id")), values).all()
+        if rows:
             # the SELECT has locked the rows, so their primary keys are condition enough
-            locked = tuple_(*key).in_([tuple(row)[: len(key)] for row in found])
+            locked = tuple_(*key).in_([tuple(row)[: len(key)] for row in rows])
             execution.execute(self._update(columns).where(locked), values)
-        return [row[-1] for row in found]
+        return [row[-1] for row in rows]
 
 
 def _sorted(ids: list[Any]) -> list[Any]:

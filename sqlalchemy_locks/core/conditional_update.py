@@ -223,8 +223,8 @@ class ConditionalAcquire(ConditionalUpdate):
 
     def _skip_locked(self, columns: RoleColumns) -> Select[Any]:
         # key_share: transactions that reference the row by a foreign key don't count as holders
-        found = select(*columns.table.primary_key).where(*self.mapping.row_condition(columns))
-        return found.with_for_update(skip_locked=True, key_share=True)
+        row = select(*columns.table.primary_key).where(*self.mapping.row_condition(columns))
+        return row.with_for_update(skip_locked=True, key_share=True)
 
     def call_values(self, execution: Execution) -> dict[str, Any]:
         """Return the values that differ between two calls of the same operation."""

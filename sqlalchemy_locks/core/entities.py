@@ -67,25 +67,25 @@ class MappedTable:
         """The class or table as errors name it."""
         return str(getattr(self.entity, "__name__", self.entity))
 
-    def column(self, given: Any, role: str) -> Column[Any]:
+    def column(self, attribute: Any, role: str) -> Column[Any]:
         """Return the table's column, given as an attribute of the class, a ``Column`` or a name.
 
         :raises TypeError: unless it is a column.
         :raises ValueError: for a column of another table, a joined parent's included.
         """
-        if isinstance(given, str):
-            given = self._named(given)
-        clause: Any = getattr(given, "expression", given)
+        if isinstance(attribute, str):
+            attribute = self._named(attribute)
+        clause: Any = getattr(attribute, "expression", attribute)
         base: Any = getattr(clause, "base_columns", ())
         own: list[Column[Any]] = [column for column in self.table.columns if column in base]
         if own:
             return own[0]
         if isinstance(clause, ColumnElement):
             raise ValueError(
-                f"{self.pattern}: {role}={given} is not a column of {self.table}, the table of {self.name}; columns of "
-                "another table, a joined parent's included, can't be changed in the same statement"
+                f"{self.pattern}: {role}={attribute} is not a column of {self.table}, the table of {self.name}; "
+                "columns of another table, a joined parent's included, can't be changed in the same statement"
             )
-        raise TypeError(f"{self.pattern}: {role} is a column of {self.name}, not {given!r}")
+        raise TypeError(f"{self.pattern}: {role} is a column of {self.name}, not {attribute!r}")
 
     def _named(self, name: str) -> Any:
         """Return the attribute, synonym or column of a name; of two, the attribute."""
@@ -112,9 +112,9 @@ class MappedTable:
                 declared.append({column.name for column in constraint.columns})
         return declared
 
-    def draws_defaults(self, given: Iterable[Column[Any]]) -> bool:
+    def draws_defaults(self, columns: Iterable[Column[Any]]) -> bool:
         """Return whether a column that isn't among the given ones has a default that Python computes for each row."""
-        others = set(self.table.columns) - set(given)
+        others = set(self.table.columns) - set(columns)
         return any(column.default is not None and column.default.is_callable for column in others)
 
     def draws_updates(self) -> bool:

@@ -94,10 +94,10 @@ ACQUISITION = """
 
   -- Spend a retry, store the owner, and return a new fencing token. The token is greater than any earlier one, even
   -- after the server has lost its data.
-  local function record(id, known, owner)
-    if known[1] then redis.call('HINCRBY', facts, 'retries:' .. id, -1) end
+  local function record(id, fields, owner)
+    if fields[1] then redis.call('HINCRBY', facts, 'retries:' .. id, -1) end
     local seconds, micros = unpack(now())
-    local token = math.max((tonumber(known[2]) or 0) + 1, seconds * 1000000 + micros)
+    local token = math.max((tonumber(fields[2]) or 0) + 1, seconds * 1000000 + micros)
     redis.call('HSET', facts, 'fence:' .. id, string.format('%d', token), 'owner:' .. id, owner or '')
     return token
   end

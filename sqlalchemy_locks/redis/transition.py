@@ -23,8 +23,8 @@ _STATUS = """
 
   -- The number of a status name; a new name is given the next number.
   local function number(status)
-    local known = redis.call('HGET', facts, 'status:' .. status)
-    if known then return tonumber(known) end
+    local stored = redis.call('HGET', facts, 'status:' .. status)
+    if stored then return tonumber(stored) end
     local new = redis.call('HINCRBY', facts, 'statuses', 1) - 1
     redis.call('HSET', facts, 'status:' .. status, new)
     return new

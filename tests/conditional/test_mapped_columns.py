@@ -259,7 +259,7 @@ def test_columns_of_the_wrong_type_are_refused() -> None:
         Column("flag", Boolean),
         Column("short", String(8)),
         Column("number", BigInteger),
-        Column("name", String(40)),
+        Column("name", String(40), unique=True),
         Column("real", Float),
         Column("small", SmallInteger),
         Column("five", Numeric(5, 2)),
