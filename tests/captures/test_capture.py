@@ -30,7 +30,7 @@ from sqlalchemy.pool import NullPool
 import sqlalchemy_locks as sl
 from tests.captures.conftest import MakeEngine, _databases
 from tests.fixtures.capture_models import Animal, Cat, Dog, Engineer, Line, Order, Part, Status
-from tests.fixtures.parties import PATIENCE, async_connected, locked_rows
+from tests.fixtures.parties import PATIENCE, async_connected, later, locked_rows
 
 ORDERS = Order.__table__
 
@@ -57,9 +57,10 @@ def shipping(engine: Engine) -> int:
 
 def test_two_sessions_capture_different_rows(leveled: Engine) -> None:
     fill(leveled, *orders(100))
-    with Session(leveled) as first, Session(leveled) as second, Session(leveled) as third:
+    # the first one is closed first, so that another one that waits for it ends
+    with Session(leveled) as third, Session(leveled) as second, Session(leveled) as first:
         taken = [order.id for order in first.scalars(paid(3))]
-        others = [order.id for order in second.scalars(paid(3))]
+        others = [order.id for order in later(second.scalars, paid(3)).result(PATIENCE)]
         assert (taken, others) == ([1, 2, 3], [4, 5, 6])
         # the first session has not locked rows that it did not capture
         assert len(third.scalars(paid(100)).all()) == 94
