@@ -51,7 +51,6 @@ from sqlalchemy_locks.values import (
 )
 
 if TYPE_CHECKING:
-    from sqlalchemy_locks.captures.query_plan import Explanation, explain
     from sqlalchemy_locks.captures.row_capture import capture
     from sqlalchemy_locks.captures.state_transition import StateTransition
     from sqlalchemy_locks.facade.async_lease import AsyncLease
@@ -67,7 +66,6 @@ __all__ = [
     "AsyncLocks",
     "AsyncWorker",
     "Discard",
-    "Explanation",
     "Fence",
     "Grant",
     "Holder",
@@ -109,7 +107,6 @@ __all__ = [
     "Unsupported",
     "Worker",
     "capture",
-    "explain",
     "fenced",
     "guarded",
     "lock",
@@ -123,14 +120,12 @@ _LAZY = {
     "AsyncLease": ".facade.async_lease",
     "AsyncLocks": ".facade.async_locks",
     "AsyncWorker": ".workers.asynchronous",
-    "Explanation": ".captures.query_plan",
     "JobColumns": ".queue.mixin",
     "Queue": ".queue.queue",
     "RunningJob": ".workers.running_job",
     "StateTransition": ".captures.state_transition",
     "Worker": ".workers.threaded",
     "capture": ".captures.row_capture",
-    "explain": ".captures.query_plan",
 }
 
 

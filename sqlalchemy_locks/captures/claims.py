@@ -60,8 +60,8 @@ def store_proof(entities: Iterable[Any], spec: CaptureSpec) -> None:
 
 
 def frozen_rows(frozen: FrozenResult[Any]) -> list[tuple[Any, ...]]:
-    """Return the rows of a frozen result, which keeps single entities without a row around them."""
-    return [(each,) if frozen._source_supports_scalars else tuple(each) for each in frozen.data]
+    """Return the rows of a frozen result, one for each call of it."""
+    return [tuple(row) for row in frozen()]
 
 
 def stored_proof(entity: Any) -> tuple[Any, ...] | None:
@@ -78,34 +78,36 @@ def identity_roles(rows: RoleMapping) -> tuple[str, ...]:
     return tuple(role for role in _IDENTITY if rows.has(role))
 
 
-def claim_of(rows: RoleMapping, given: Any) -> dict[str, Any] | None:
-    """Return id, queue and claim of a captured entity or row, by role; ``None`` if ``given`` is an id.
+def claim_of(rows: RoleMapping, task: Any) -> dict[str, Any] | None:
+    """Return id, queue and claim of a captured entity or row, by role; ``None`` if ``task`` is an id.
 
     :raises ValueError: if an entity was loaded rather than captured.
     :raises TypeError: if a row lacks one of these columns.
     """
     roles = identity_roles(rows)
-    if isinstance(given, Row):
-        if len(given) > 1:
-            at, mapping = rows.columns_in(tables(DEFAULT_SCHEMA, "")), given._mapping
-            found = {role: mapping[name] for role in roles for name in {at[role].key, at[role].name} if name in mapping}
-            if len(found) < len(roles):
-                raise TypeError(f"{rows.pattern}: {given!r} is no row of a captured task")
-            return found
-        (given,) = given  # an entity, as Session.execute() returns it
-    proof = stored_proof(given)
+    if isinstance(task, Row):
+        if len(task) > 1:
+            at, mapping = rows.columns_in(tables(DEFAULT_SCHEMA, "")), task._mapping
+            identity = {
+                role: mapping[name] for role in roles for name in {at[role].key, at[role].name} if name in mapping
+            }
+            if len(identity) < len(roles):
+                raise TypeError(f"{rows.pattern}: {task!r} is no row of a captured task")
+            return identity
+        (task,) = task  # an entity, as Session.execute() returns it
+    proof = stored_proof(task)
     if proof is None:
         return None
-    if rows.target is None or not isinstance(given, rows.target.entity) or len(proof) != len(roles):
-        raise ValueError(f"{rows.pattern}: {given!r} was not captured by this session: it proves no capture")
+    if rows.target is None or not isinstance(task, rows.target.entity) or len(proof) != len(roles):
+        raise ValueError(f"{rows.pattern}: {task!r} was not captured by this session: it proves no capture")
     return dict(zip(roles, proof, strict=True))
 
 
 def claim_number(rows: RoleMapping, claim: Any) -> int:
     """Return the number of a claim, given as that number or as a captured entity or row."""
     rows.require("claim", "claim=")
-    known = claim_of(rows, claim)
-    number = claim if known is None else known["claim"]
+    identity = claim_of(rows, claim)
+    number = claim if identity is None else identity["claim"]
     if isinstance(number, bool) or not isinstance(number, int):
         raise TypeError(f"claim is an int or a captured entity, not {claim!r}")
     return number

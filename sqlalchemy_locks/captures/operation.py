@@ -28,7 +28,6 @@ from sqlalchemy_locks.captures.claims import frozen_rows, store_proof
 from sqlalchemy_locks.captures.statements import (
     LIMIT,
     CaptureSpec,
-    asks_for_select,
     bind_values,
     by_key,
     capture_counting,
@@ -109,9 +108,9 @@ class CaptureImpl(OperationImpl):
         if not entities or session is None or not (spec.proof or session.in_nested_transaction()):
             return captured
         frozen = captured.freeze()
-        found = [entity for (entity,) in frozen_rows(frozen)]
-        store_proof(found, spec)
-        mark_altered(session, found)
+        captured_entities = [entity for (entity,) in frozen_rows(frozen)]
+        store_proof(captured_entities, spec)
+        mark_altered(session, captured_entities)
         return frozen()
 
     def _refuse_pending_changes(self, execution: Execution, spec: CaptureSpec) -> None:
@@ -160,12 +159,13 @@ class CaptureImpl(OperationImpl):
             result: Result[Any] = execution.execute(statement)
             return result if keys is None else _sorted(execution, spec, result, keys)
         options = execution.loader_options
-        read_again = spec.loads_others or any(map(asks_for_select, options))
+        # a loader option may ask for more than the columns of the table, which a SELECT of the class reads
+        read_again = spec.loads_others or len(criteria(options)) < len(options)
         if (execution.context, read_again) not in self._loading:
             shape: Any = select(*(spec.keys if read_again else [spec.entity])).from_statement(statement)
             self._loading[execution.context, read_again] = shape.execution_options(populate_existing=True)
         prepared = self._loading[execution.context, read_again]
-        prepared = prepared.options(*(criteria(options) if read_again else options))
+        prepared = prepared.options(*criteria(options))
         result = execute_in_session(execution, prepared, execution.values)
         if not read_again:
             return result if keys is None else _sorted(execution, spec, result, keys)
@@ -212,20 +212,20 @@ class CaptureImpl(OperationImpl):
         searching = _select(execution, spec, options, locks=False)
         keys: Keys = []
         tried: set[tuple[Any, ...]] = set()
-        asked = 2 * limit
+        most = 2 * limit
         while True:
-            found = _keys(execution, spec, searching, {**execution.values, LIMIT: asked})
+            candidates = _keys(execution, spec, searching, {**execution.values, LIMIT: most})
             # compared by value, not by position: the rows before them may have changed since the last search
-            new = [key for key in found if key not in tried]
-            while new and len(keys) < limit and not (keys and self.fewer and asked > 2 * limit):
+            new = [key for key in candidates if key not in tried]
+            while new and len(keys) < limit and not (keys and self.fewer and most > 2 * limit):
                 batch, new = new[: limit - len(keys)], new[limit - len(keys) :]
                 tried.update(batch)
                 locked = {tuple(row) for row in execution.execute(lock_candidates(spec, batch, options))}
                 keys += [key for key in batch if key in locked]
-            if len(keys) >= limit or len(found) < asked or (keys and self.fewer):
-                places = {key: number for number, key in enumerate(found)}
+            if len(keys) >= limit or len(candidates) < most or (keys and self.fewer):
+                places = {key: number for number, key in enumerate(candidates)}
                 return sorted(keys, key=lambda key: places.get(key, -1))
-            asked *= 4
+            most *= 4
 
     def _read(self, execution: Execution, spec: CaptureSpec, keys: Keys) -> Any:
         """Return the rows as they are now, in the order of the keys."""
@@ -242,12 +242,12 @@ class CaptureImpl(OperationImpl):
         if not entities:
             return _sorted(execution, spec, execution.execute(reading, values), keys)
         result = execute_in_session(execution, reading.options(*loading(execution.loader_options, spec)), values)
-        found = result.freeze()
+        frozen = result.freeze()
         # a joined load returns a row for each related one
-        rows = list({inspect(entity): (entity,) for (entity,) in frozen_rows(found)}.values())
+        rows = list({inspect(entity): (entity,) for (entity,) in frozen_rows(frozen)}.values())
         if len(rows) != len(keys):
             raise LockLost(f"{self.name} has captured {len(keys)} rows and can read {len(rows)}: roll back")
-        return _sorted(execution, spec, found.with_new_rows(rows)(), keys)  # type: ignore[arg-type]
+        return _sorted(execution, spec, frozen.with_new_rows(rows)(), keys)  # type: ignore[arg-type]
 
     def route(self) -> dict[str, Any]:
         raise NotImplementedError

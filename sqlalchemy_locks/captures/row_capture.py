@@ -77,8 +77,8 @@ def _capture(
     return capture_operation(_RowCapture(spec), target, {LIMIT: valid_int(limit, "limit")})
 
 
-def _as_tuple(given: Any) -> tuple[Any, ...]:
-    return tuple(given) if isinstance(given, (list, tuple)) else (given,)
+def _as_tuple(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
 
 
 def _refuse_joins(spec: CaptureSpec) -> None:

@@ -90,7 +90,7 @@ class StateTransition(EntityPattern[E]):
         updated_at: Any = None,
         timeout: Any = None,
     ) -> None:
-        given = {
+        columns = {
             "id": id,
             "status": status,
             "queue": queue,
@@ -103,7 +103,7 @@ class StateTransition(EntityPattern[E]):
             raise TypeError(
                 "StateTransition needs id= and status=, the columns of the class or table that it was given"
             )
-        self._rows = RoleMapping("StateTransition", lambda tables: tables.task, _ROLES, entity, given)
+        self._rows = RoleMapping("StateTransition", lambda tables: tables.task, _ROLES, entity, columns)
         require_claim(self._rows)
         statuses = tuple(ready) if isinstance(ready, (tuple, list, set, frozenset)) else (ready,)
         if not statuses or captured in statuses or timed_out == captured:
@@ -201,11 +201,11 @@ class StateTransition(EntityPattern[E]):
         """
         if status is None:
             raise TypeError("StateTransition: a status can't be None")
-        if (known := claim_of(self._rows, id)) is not None:
+        if (identity := claim_of(self._rows, id)) is not None:
             if queue is not None:
                 raise ValueError("StateTransition: a captured task has its queue already: leave out queue=")
-            id, queue = known["id"], known.get("queue")
-            claim = known.get("claim") if claim is None else claim
+            id, queue = identity["id"], identity.get("queue")
+            claim = identity.get("claim") if claim is None else claim
         values = self._rows.identity(id, queue)
         values[param_name("status")] = _status(status) if self._rows.target is None else status
         if claim is not None:
@@ -238,8 +238,8 @@ class StateTransition(EntityPattern[E]):
         >>> session.scalar(tasks.set_retries("task_c", 3))
         True
         """
-        left = row_admin.retries(self._rows, retries, required=True)
-        return Operation(self._set_retries, self._rows.identity(id, queue) | left)
+        number = row_admin.retries(self._rows, retries, required=True)
+        return Operation(self._set_retries, self._rows.identity(id, queue) | number)
 
 
 class _Initial:
@@ -313,7 +313,6 @@ class _SetStatus(ConditionalUpdate):
     def __init__(self, rows: RoleMapping, captured: Any, *, claimed: bool, force: bool) -> None:
         super().__init__(rows, "StateTransition.set_status")
         self.captured, self.claimed, self.force = captured, claimed, force
-        self.retries_replaced = claimed or force
 
     def condition(self, columns: RoleColumns) -> list[Any]:
         status = columns["status"]
@@ -338,15 +337,15 @@ def _stamped(at: RoleColumns, status: Any) -> dict[Any, Any]:
     return {at["status"]: status, **({at["updated_at"]: Now()} if "updated_at" in at else {})}
 
 
-def _status(given: Any) -> str:
-    status = valid_name(given, "a status")
+def _status(value: Any) -> str:
+    status = valid_name(value, "a status")
     if len(status) > _LONGEST_STATUS:
-        raise ValueError(f"a status has {_LONGEST_STATUS} characters at most, and {given!r} has {len(status)}")
+        raise ValueError(f"a status has {_LONGEST_STATUS} characters at most, and {value!r} has {len(status)}")
     return status
 
 
-def _whole_seconds(given: float | timedelta) -> int:
-    number = bounded_seconds(given, "timeout", zero=False)
+def _whole_seconds(value: float | timedelta) -> int:
+    number = bounded_seconds(value, "timeout", zero=False)
     if number != int(number):
-        raise ValueError(f"StateTransition: timeout is kept in whole seconds, not {given!r}")
+        raise ValueError(f"StateTransition: timeout is kept in whole seconds, not {value!r}")
     return int(number)

@@ -156,8 +156,8 @@ def _limit(spec: CaptureSpec) -> Any:
 
 def search(spec: CaptureSpec, *conditions: Any) -> Any:
     """Return the SELECT of the candidates' primary keys, without locks and without ``spec.one_of``."""
-    found = select(*spec.keys).where(*spec.where, *conditions)
-    return found.order_by(*spec.order_by).limit(_limit(spec))
+    candidates = select(*spec.keys).where(*spec.where, *conditions)
+    return candidates.order_by(*spec.order_by).limit(_limit(spec))
 
 
 def select_candidates(
@@ -171,7 +171,7 @@ def select_candidates(
         an equality.
     """
 
-    def found(*conditions: Any) -> Any:
+    def candidates(*conditions: Any) -> Any:
         statement = search(spec, *conditions).options(*options)
         if not locks:
             return statement
@@ -181,13 +181,13 @@ def select_candidates(
         )
 
     if spec.one_of is None:
-        return found()
+        return candidates()
     column, values = spec.one_of
     if len(values) == 1:
-        return found(column == inlined(column, values[0]))
+        return candidates(column == inlined(column, values[0]))
     if not merges:
-        return found(column.in_([inlined(column, value) for value in values]))
-    return _merged(spec, [found(column == inlined(column, value)) for value in values])
+        return candidates(column.in_([inlined(column, value) for value in values]))
+    return _merged(spec, [candidates(column == inlined(column, value)) for value in values])
 
 
 def _merged(spec: CaptureSpec, each: Sequence[Any]) -> Any:
@@ -236,31 +236,17 @@ def criteria(options: Iterable[Any]) -> list[Any]:
     return [option for option in options if type(option).__name__ == "LoaderCriteriaOption"]
 
 
-def asks_for_select(option: Any) -> bool:
-    """Return whether a loader option takes effect in a SELECT of the class only, and not in a statement of its own."""
-    return any(
-        given.get("lazy") in ("joined", False, "subquery")
-        or "query_expression" in given
-        # expressions; the columns of the table are returned anyway
-        or (given.get("deferred") is False and not isinstance(_first_column(element.path), Column))
-        for element in getattr(option, "context", ())
-        for given in [dict(element.strategy or ())]
-    )
-
-
-def _first_column(path: Any) -> Any:
-    return next(iter(getattr(path[-1], "columns", ())), None)
-
-
 def loading(options: Iterable[Any], spec: CaptureSpec) -> list[Any]:
     """Return the other options, and criteria for other classes; captured rows are read whatever they are now."""
-    mapper: Any = spec.mapper
-    return [
-        option
-        for option in options
-        if option not in criteria([option])
-        or not any(each.isa(mapper) or mapper.isa(each) for each in option._all_mappers())
-    ]
+    return [option for option in options if option not in criteria([option]) or not _restricts(option, spec.mapper)]
+
+
+def _restricts(option: Any, mapper: Any) -> bool:
+    """Return whether criteria apply to a mapped class, or to a parent or subclass of it."""
+    if option.entity is not None:
+        return bool(option.entity.mapper.isa(mapper) or mapper.isa(option.entity.mapper))
+    # criteria for a mixin
+    return any(issubclass(each.class_, option.root_entity) for each in mapper.self_and_descendants)
 
 
 def bind_values(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> None:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Integer, Result, Select, Update, and_, bindparam, func, select, tuple_, update
+from sqlalchemy import Integer, Result, Select, Update, and_, bindparam, select, tuple_, update
 from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.conditional_update import ConditionalAcquire, refuse_duplicate
+from sqlalchemy_locks.core.conditional_update import ConditionalAcquire
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl
 from sqlalchemy_locks.core.roles import QUEUE_PARAM, RoleColumns, param_name, role_param
 
@@ -43,8 +43,8 @@ class BatchAcquire(OperationImpl):
         conditions = [*self.single.condition(columns), *self._of_queue(columns)]
         # ordered by the primary key without the queue, which is given: to sort them, InnoDB would lock all rows
         order = [key for key in columns.table.primary_key if "queue" not in columns or key is not columns["queue"]]
-        found = select(*columns.table.primary_key).where(and_(*conditions)).order_by(*order).limit(_LIMIT)
-        return found.with_for_update(skip_locked=True, key_share=True)
+        free = select(*columns.table.primary_key).where(and_(*conditions)).order_by(*order).limit(_LIMIT)
+        return free.with_for_update(skip_locked=True, key_share=True)
 
     def _of_queue(self, columns: RoleColumns) -> list[Any]:
         """Return the conditions on the rows of the class, and of the queue that is given."""
@@ -60,8 +60,7 @@ class BatchAcquire(OperationImpl):
         return self.mapping.route()
 
     def check_connection(self, execution: Execution) -> None:
-        several = self.statement(execution.context) is None or not self.mapping.unique
-        if several and execution.backend.autocommit(execution.connection):
+        if self.statement(execution.context) is None and execution.backend.autocommit(execution.connection):
             raise execution.backend.refuse_autocommit(self.name)
 
     def run(self, execution: Execution) -> Result[Any]:
@@ -74,8 +73,6 @@ class BatchAcquire(OperationImpl):
             ids = [row[0] for row in execution.execute(statement, values)]
         else:
             ids = self._select_then_update(execution, columns, values)
-        if ids and not self.mapping.unique:
-            self._refuse_duplicates(execution, columns, ids)
         target = self.mapping.target
         if target is not None and execution.session is not None:
             queue = {columns["queue"]: execution.values[QUEUE_PARAM]} if "queue" in columns else {}
@@ -84,21 +81,14 @@ class BatchAcquire(OperationImpl):
         rows = iter([(id,) for id in _sorted(ids)])  # RETURNING has no order
         return IteratorResult(SimpleResultMetaData(["id"]), rows)
 
-    def _refuse_duplicates(self, execution: Execution, columns: RoleColumns, ids: list[Any]) -> None:
-        """As ``ConditionalUpdate`` does for one id: two rows with one id would be two locks with one name."""
-        of_ids = (columns["id"].in_(ids), *self._of_queue(columns))
-        twice = select(columns["id"]).where(*of_ids).group_by(columns["id"]).having(func.count() > 1).limit(1)
-        if found := execution.execute(twice, execution.values).first():
-            raise refuse_duplicate(self.name, columns.table, found[0])
-
     def _select_then_update(self, execution: Execution, columns: RoleColumns, values: dict[str, Any]) -> list[Any]:
         key = list(columns.table.primary_key)
-        found = execution.execute(self._where_free(columns).add_columns(columns["id"].label("_id")), values).all()
-        if found:
+        rows = execution.execute(self._where_free(columns).add_columns(columns["id"].label("_id")), values).all()
+        if rows:
             # the SELECT has locked the rows, so their primary keys are condition enough
-            locked = tuple_(*key).in_([tuple(row)[: len(key)] for row in found])
+            locked = tuple_(*key).in_([tuple(row)[: len(key)] for row in rows])
             execution.execute(self._update(columns).where(locked), values)
-        return [row[-1] for row in found]
+        return [row[-1] for row in rows]
 
 
 def _sorted(ids: list[Any]) -> list[Any]:

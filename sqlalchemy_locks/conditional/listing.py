@@ -21,8 +21,6 @@ class Listing(OperationImpl):
     """A SELECT of the rows that meet some conditions, ordered and limited.
 
     :param select: returns the selected columns. :param where: the conditions. :param order_by: the order.
-    :param ties: the order of the rows that are equal in ``order_by``, by the names of selected columns. They are sorted
-        once the limit has applied: to sort many rows by long names is slow.
     """
 
     writes = False
@@ -35,22 +33,17 @@ class Listing(OperationImpl):
         select: Clauses,
         where: Clauses,
         order_by: Clauses,
-        ties: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.mapping, self.name = mapping, name
-        self.select, self.where, self.order_by, self.ties = select, where, order_by, ties
+        self.select, self.where, self.order_by = select, where, order_by
         self.needs_installation = mapping.target is None
         self.count = Count(self)
 
     def build(self, context: BuildContext) -> Executable | None:
         columns = self.mapping.columns(context)
-        found = select(*self.select(columns)).where(*self.where(columns), *self.mapping.class_condition())
-        found = found.order_by(*self.order_by(columns)).limit(_LIMIT)
-        if not self.ties:
-            return found
-        first = found.subquery("first_rows")
-        return select(first).order_by(*(first.c[name] for name in self.ties))
+        rows = select(*self.select(columns)).where(*self.where(columns), *self.mapping.class_condition())
+        return rows.order_by(*self.order_by(columns)).limit(_LIMIT)
 
     def route(self) -> dict[str, Any]:
         return self.mapping.route()
@@ -69,9 +62,9 @@ class Count(OperationImpl):
     def build(self, context: BuildContext) -> Executable | None:
         columns = self.listing.mapping.columns(context)
         # selected from the table, since there may be no condition that names it
-        found: Any = select(literal_column("1").label("found")).select_from(columns.table)
+        rows: Any = select(literal_column("1").label("one")).select_from(columns.table)
         conditions = (*self.listing.where(columns), *self.listing.mapping.class_condition())
-        return select(func.count()).select_from(found.where(*conditions).limit(_LIMIT).subquery())
+        return select(func.count()).select_from(rows.where(*conditions).limit(_LIMIT).subquery())
 
     def route(self) -> dict[str, Any]:
         return self.listing.route()

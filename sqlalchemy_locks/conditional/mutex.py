@@ -73,7 +73,7 @@ class Mutex:
         fence: Any = None,
         token: Any = None,
     ) -> None:
-        given = {
+        columns = {
             "queue": queue,
             "id": id,
             "acquired": acquired,
@@ -83,12 +83,12 @@ class Mutex:
             "acquired_at": acquired_at,
             "retries": retries,
         }
-        if entity is None and not any(column is not None for column in given.values()):
+        if entity is None and not any(column is not None for column in columns.values()):
             self._mapping, self._impls = _shipped()
             return
         if entity is not None and (id is None or acquired is None):
             raise TypeError("Mutex needs id= and acquired=, columns of the given class or table")
-        self._mapping = RoleMapping("Mutex", lambda tables: tables.task_state, _ROLES, entity, given)
+        self._mapping = RoleMapping("Mutex", lambda tables: tables.task_state, _ROLES, entity, columns)
         self._mapping.require_type("acquired", (Boolean, Integer), "a flag")
         self._mapping.require_type("owner", (String,), "a name")
         self._mapping.require_type("acquired_at", (DateTime,), "an instant")
@@ -200,8 +200,8 @@ class Mutex:
         >>> session.scalar(sl.Mutex().set_retries("task_b", 3))
         True
         """
-        left = row_admin.retries(self._mapping, retries, required=True)
-        return Operation(self._impls.set_retries, self._mapping.identity(id, queue) | left)
+        number = row_admin.retries(self._mapping, retries, required=True)
+        return Operation(self._impls.set_retries, self._mapping.identity(id, queue) | number)
 
 
 class _MutexAcquire(ConditionalAcquire):
@@ -226,8 +226,6 @@ class _MutexRelease(ConditionalUpdate):
     def __init__(self, mapping: RoleMapping, of: Literal["owner", "token"] | None) -> None:
         super().__init__(mapping, "mutex.release")
         self.of = of
-        # without one, a second try could release the next holder's acquisition
-        self.retries_replaced = of is not None
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return self.of == "token"
@@ -289,13 +287,8 @@ class _MutexImpls:
             "mutex.held",
             select=lambda columns: [labelled(columns, role) for role in ("queue", "id", "owner", "acquired_at")],
             where=lambda columns: [_flag_is_not(columns["acquired"], False)],
-            order_by=lambda columns: [columns["acquired_at"]] if "acquired_at" in columns else _by_name(columns),
-            ties=("acquired_at", "queue", "id"),
+            order_by=lambda columns: [columns[role] for role in ("acquired_at", "queue", "id") if role in columns],
         )
-
-
-def _by_name(columns: RoleColumns) -> list[Any]:
-    return [columns[role] for role in ("queue", "id") if role in columns]
 
 
 def _acquire_impls(mapping: RoleMapping, name: str, *, returns_token: bool) -> dict[bool, _MutexAcquire]:

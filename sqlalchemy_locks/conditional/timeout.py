@@ -102,7 +102,7 @@ class Timeout:
             raise TypeError(f"Timeout: clock is a function that returns the instant, not {clock!r}")
         self._every = None if every is None else period_seconds(every, "every")
         variant = _Variant(every is not None, bool(windowed), None if tz is None else zones.zone(tz), clock)
-        given = {
+        columns = {
             "queue": queue,
             "id": id,
             "ts": ts,
@@ -111,13 +111,13 @@ class Timeout:
             "fence": fence,
             "retries": retries,
         }
-        if entity is None and not any(column is not None for column in given.values()):
+        if entity is None and not any(column is not None for column in columns.values()):
             self._mapping = _shipped()
             self._impls = _shipped_impls(variant) if clock is None else _TimeoutImpls(self._mapping, variant)
             return
         if entity is not None and (id is None or ts is None):
             raise TypeError("Timeout needs id= and ts=, columns of the given class or table")
-        self._mapping = RoleMapping("Timeout", lambda tables: tables.task_timeout, _ROLES, entity, given)
+        self._mapping = RoleMapping("Timeout", lambda tables: tables.task_timeout, _ROLES, entity, columns)
         self._impls = _TimeoutImpls(self._mapping, variant)
         if every is None:
             self._mapping.require("timeout", "a period per row")
@@ -233,8 +233,8 @@ class Timeout:
         >>> session.scalar(daily.set_retries("report", 3))
         True
         """
-        left = row_admin.retries(self._mapping, retries, required=True)
-        return Operation(self._impls.set_retries, self._mapping.identity(id, queue) | left)
+        number = row_admin.retries(self._mapping, retries, required=True)
+        return Operation(self._impls.set_retries, self._mapping.identity(id, queue) | number)
 
     def _values(self, id: Any, queue: Any) -> dict[str, Any]:
         return self._mapping.identity(id, queue) | self._override()

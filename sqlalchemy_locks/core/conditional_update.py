@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from operator import attrgetter
 from typing import Any, cast
 
-from sqlalchemy import Select, Update, and_, func, or_, select, true, update
+from sqlalchemy import Select, Update, and_, func, or_, select, update
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, fetch_one
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.core.roles import (
     ID_PARAM,
     NONCE_PARAM,
@@ -28,19 +27,12 @@ from sqlalchemy_locks.core.roles import (
     retries_left,
     role_param,
 )
-from sqlalchemy_locks.errors import LockTimeout, OutcomeUnknown, UnknownTask, Unsupported
+from sqlalchemy_locks.errors import LockTimeout, OutcomeUnknown, UnknownTask
 from sqlalchemy_locks.sql.elements import ReadCommitted
-
-_rowcount = attrgetter("rowcount")
-_rowcount_and_id = attrgetter("rowcount", "lastrowid")
 
 
 class ConditionalUpdate(OperationImpl):
     """One conditional UPDATE of one row; returns whether it changed the row."""
-
-    #: try again if the row was replaced meanwhile and meets the condition: the condition is specific enough that no
-    #: other caller's acquisition can meet it
-    retries_replaced = True
 
     def __init__(self, mapping: RoleMapping, name: str) -> None:
         super().__init__()
@@ -59,10 +51,7 @@ class ConditionalUpdate(OperationImpl):
         raise NotImplementedError
 
     def build(self, context: BuildContext) -> Executable | None:
-        return self.update_statement(context) if self.mapping.unique else None
-
-    def multi_statement_reason(self, context: BuildContext) -> str:
-        return "where no unique constraint guarantees that an id is one row, which is checked afterwards"
+        return self.update_statement(context)
 
     def build_update(self, context: BuildContext) -> Executable:
         """Return the UPDATE of the row."""
@@ -80,21 +69,12 @@ class ConditionalUpdate(OperationImpl):
         return self.mapping.route()
 
     def run(self, execution: Execution) -> Any:
-        if not self.mapping.unique and execution.backend.autocommit(execution.connection):
-            raise execution.backend.refuse_autocommit(self.name)
-        row: Any = None
-        for _ in execution.attempts():
-            answer = self.update(execution)
-            if not self.mapping.unique:
-                self._refuse_duplicates(execution)
-            if answer:
-                if self.mapping.target is not None:
-                    self._refresh(execution)
-                return answer
-            row = self.probe(execution)
-            if not (self.retries_replaced and execution.backend.misses_replaced and row.meets_condition):
-                break
-        return self.refusal(execution, row)
+        answer = self.update(execution)
+        if not answer:
+            # where a waiting UPDATE misses a row that was deleted and inserted again, the answer is a refusal
+            return self.refusal(execution, self.probe(execution))
+        self._refresh(execution)
+        return answer
 
     def update(self, execution: Execution) -> Any:
         """Execute the UPDATE and return its answer, falsy if no row was changed."""
@@ -102,15 +82,12 @@ class ConditionalUpdate(OperationImpl):
 
     def send(self, execution: Execution, statement: Executable) -> Any:
         """Execute ``statement``, which waits for a locked row no longer than the execution allows."""
-        if execution.wait is None and not execution.backend.single_writer:
-            return self.answer(execution, statement)
         with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
             return self.answer(execution, statement)
 
     def answer(self, execution: Execution, statement: Executable) -> Any:
-        """Execute ``statement`` and read the answer from its cursor."""
-        plain = self.mapping.target is None
-        return execution.by_cursor(statement, execution.values, _rowcount, plain=plain) > 0
+        """Execute ``statement`` and return the answer, falsy if no row was changed."""
+        return execution.execute(statement).rowcount > 0
 
     def _refresh(self, execution: Execution) -> None:
         """Show the row's new values in the session's loaded objects."""
@@ -140,8 +117,6 @@ class ConditionalUpdate(OperationImpl):
         if "token" in columns:
             # compared by the server, whatever type the column has
             selected.append((columns["token"] == role_param(columns["token"], "nonce")).label("has_nonce"))
-        if self.retries_replaced and context.backend.misses_replaced:
-            selected.append(and_(true(), *self.condition(columns)).label("meets_condition"))
         # cast, since select() is typed differently from ten columns on
         probe: Select[Any] = cast(Any, select(*selected).where(*self.mapping.row_condition(columns)))
         return probe
@@ -171,20 +146,6 @@ class ConditionalUpdate(OperationImpl):
         where = f" in the queue {values[QUEUE_PARAM]!r}" if QUEUE_PARAM in values else ""
         return f"{self.name}: there is no {values[ID_PARAM]!r}{where}; make it by create() first"
 
-    def _refuse_duplicates(self, execution: Execution) -> None:
-        """Two rows with one id would be two locks with one name: check where the model doesn't rule that out."""
-        columns = self.mapping.columns(execution.context)
-        found = execution.execute(select(columns["id"]).where(*self.mapping.row_condition(columns)).limit(2)).all()
-        if len(found) > 1:
-            raise refuse_duplicate(self.name, columns.table, execution.values[ID_PARAM])
-
-
-def refuse_duplicate(what: str, table: Any, id: Any) -> Unsupported:
-    return Unsupported(
-        f"{what}: several rows of {table} have the id {id!r}, and each would be a separate lock: give the column a "
-        "unique constraint"
-    )
-
 
 class ConditionalAcquire(ConditionalUpdate):
     """An acquisition: it spends a retry, stores the call's nonce and increments the fence.
@@ -200,8 +161,6 @@ class ConditionalAcquire(ConditionalUpdate):
         self.returns_token = returns_token
         self.waiting = waiting
         self.impatient = waiting is not None
-        # without waiting, a row that another transaction has locked is refused, though it still meets the condition
-        self.retries_replaced = waiting is None
         self.refused = None if returns_token else False
         self._stores_nonce = mapping.has("token")
 
@@ -241,8 +200,6 @@ class ConditionalAcquire(ConditionalUpdate):
         return super().build(context)
 
     def multi_statement_reason(self, context: BuildContext) -> str:
-        if not self.mapping.unique:
-            return super().multi_statement_reason(context)
         if context.backend.row_locks:
             return "where the row is locked first, unless another transaction has locked it"
         return "where it runs with a busy timeout of 0"
@@ -266,8 +223,8 @@ class ConditionalAcquire(ConditionalUpdate):
 
     def _skip_locked(self, columns: RoleColumns) -> Select[Any]:
         # key_share: transactions that reference the row by a foreign key don't count as holders
-        found = select(*columns.table.primary_key).where(*self.mapping.row_condition(columns))
-        return found.with_for_update(skip_locked=True, key_share=True)
+        row = select(*columns.table.primary_key).where(*self.mapping.row_condition(columns))
+        return row.with_for_update(skip_locked=True, key_share=True)
 
     def call_values(self, execution: Execution) -> dict[str, Any]:
         """Return the values that differ between two calls of the same operation."""
@@ -297,15 +254,13 @@ class ConditionalAcquire(ConditionalUpdate):
             return False
 
     def answer(self, execution: Execution, statement: Executable) -> Any:
-        plain = self.mapping.target is None
-        values = execution.values = {**execution.values, **self.call_values(execution)}
+        execution.values = {**execution.values, **self.call_values(execution)}
         if not self.returns_token:
-            return execution.by_cursor(statement, values, _rowcount, plain=plain) > 0
+            return super().answer(execution, statement)
+        result = execution.execute(statement)
         if execution.backend.update_returning:
-            row = execution.by_cursor(statement, values, fetch_one, plain=plain)
-            return None if row is None else row[0]
-        changed, token = execution.by_cursor(statement, values, _rowcount_and_id, plain=plain)
-        return token if changed else None
+            return result.scalar()
+        return result.lastrowid if result.rowcount else None
 
     def refusal(self, execution: Execution, row: Any) -> Any:
         if row is not None and "has_nonce" in row._fields and row.has_nonce:

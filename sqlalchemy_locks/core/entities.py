@@ -2,8 +2,7 @@
 
 Patterns execute the documented Core statements on the one table behind the class, independently of the session's state.
 The ORM's guarantees still hold: rows of sibling classes in the same table are not touched, a version counter is
-incremented, and loaded objects show the row's current values, also after a savepoint is rolled back:
-``Session._register_altered``, which SQLAlchemy keeps private, is how its own UPDATEs see to that.
+incremented, and loaded objects show the row's current values, also after a savepoint is rolled back.
 """
 
 from __future__ import annotations
@@ -68,25 +67,25 @@ class MappedTable:
         """The class or table as errors name it."""
         return str(getattr(self.entity, "__name__", self.entity))
 
-    def column(self, given: Any, role: str) -> Column[Any]:
+    def column(self, attribute: Any, role: str) -> Column[Any]:
         """Return the table's column, given as an attribute of the class, a ``Column`` or a name.
 
         :raises TypeError: unless it is a column.
         :raises ValueError: for a column of another table, a joined parent's included.
         """
-        if isinstance(given, str):
-            given = self._named(given)
-        clause: Any = getattr(given, "expression", given)
+        if isinstance(attribute, str):
+            attribute = self._named(attribute)
+        clause: Any = getattr(attribute, "expression", attribute)
         base: Any = getattr(clause, "base_columns", ())
         own: list[Column[Any]] = [column for column in self.table.columns if column in base]
         if own:
             return own[0]
         if isinstance(clause, ColumnElement):
             raise ValueError(
-                f"{self.pattern}: {role}={given} is not a column of {self.table}, the table of {self.name}; columns of "
-                "another table, a joined parent's included, can't be changed in the same statement"
+                f"{self.pattern}: {role}={attribute} is not a column of {self.table}, the table of {self.name}; "
+                "columns of another table, a joined parent's included, can't be changed in the same statement"
             )
-        raise TypeError(f"{self.pattern}: {role} is a column of {self.name}, not {given!r}")
+        raise TypeError(f"{self.pattern}: {role} is a column of {self.name}, not {attribute!r}")
 
     def _named(self, name: str) -> Any:
         """Return the attribute, synonym or column of a name; of two, the attribute."""
@@ -113,9 +112,9 @@ class MappedTable:
                 declared.append({column.name for column in constraint.columns})
         return declared
 
-    def draws_defaults(self, given: Iterable[Column[Any]]) -> bool:
+    def draws_defaults(self, columns: Iterable[Column[Any]]) -> bool:
         """Return whether a column that isn't among the given ones has a default that Python computes for each row."""
-        others = set(self.table.columns) - set(given)
+        others = set(self.table.columns) - set(columns)
         return any(column.default is not None and column.default.is_callable for column in others)
 
     def draws_updates(self) -> bool:
@@ -181,9 +180,9 @@ class MappedTable:
             if not state.mapper.isa(self.mapper):
                 continue
             if all(key not in state.dict or _may_equal(state.dict[key], value) for key, value in keys.items()):
-                mark_altered(session, [loaded])
                 if changed & state.dict.keys():  # attributes that aren't loaded are loaded on access
                     session.refresh(loaded, sorted(self._stale(state, changed)))
+                mark_altered(session, [loaded])
 
     def expire(self, session: Session | None, columns: Iterable[Column[Any]], ids: Iterable[Any]) -> None:
         """Expire the changed columns of loaded objects, which load them at the next access, as after the ORM's UPDATE.
@@ -197,9 +196,9 @@ class MappedTable:
         for id in ids:
             loaded = session.identity_map.get(self.mapper.identity_key_from_primary_key((id,)))
             if loaded is not None:
-                mark_altered(session, [loaded])
                 state: Any = inspect(loaded)
                 session.expire(loaded, sorted(self._stale(state, changed) & state.unmodified))
+                mark_altered(session, [loaded])
 
     def _changed(self, columns: Iterable[Column[Any]]) -> set[str]:
         """Return the attributes of the columns that an UPDATE sets, and of those that change with every UPDATE."""
@@ -224,8 +223,15 @@ class MappedTable:
 
 
 def mark_altered(session: Session, entities: Iterable[Any]) -> None:
-    """Have the rollback of a savepoint expire these entities, whose rows were changed since it began."""
-    session._register_altered(inspect(entity) for entity in entities)
+    """Have the rollback of a savepoint expire these entities, whose rows were changed since it began.
+
+    It expires what is dirty, or was when it was flushed. The flush of an entity without changes sends nothing.
+    """
+    from sqlalchemy.orm.attributes import flag_dirty  # not loaded before it is needed
+
+    if session.in_nested_transaction():
+        for entity in entities:
+            flag_dirty(entity)
 
 
 def _may_equal(left: Any, right: Any) -> bool:

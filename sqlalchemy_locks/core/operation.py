@@ -381,7 +381,6 @@ class Execution:
         if "stream_results" in every or "yield_per" in every:
             options = {**options, "stream_results": False, "yield_per": None}
         self.options = options
-        self._every = every
         self._nonce: str | None = every.get("locks_nonce")
         self.backend = engine_state(connection).backend
         self.context = BuildContext(self.backend, every.get("locks_prefix", DEFAULT_PREFIX))

@@ -72,7 +72,8 @@ class RoleMapping:
 
     :param pattern: the pattern as errors name it, e.g. ``Mutex``.
     :param shipped: selects the shipped table. :param roles: the roles it has.
-    :param entity: the user's own class or table, with ``given``: its column for each role, ``None`` where it has none.
+    :param entity: the user's own class or table. :param columns: its column for each role, ``None`` where it has none.
+    :raises ValueError: where the model doesn't declare that an id is one row (in one queue).
     """
 
     def __init__(
@@ -81,28 +82,29 @@ class RoleMapping:
         shipped: Callable[[Tables], Table],
         roles: Iterable[str],
         entity: Any = None,
-        given: Mapping[str, Any] | None = None,
+        columns: Mapping[str, Any] | None = None,
     ) -> None:
         self.pattern = pattern
         self._shipped, self._roles = shipped, tuple(roles)
-        given = {role: column for role, column in (given or {}).items() if column is not None}
-        if entity is None and given:
-            raise TypeError(f"{pattern}: {', '.join(given)} name columns of a class or table, and none was given")
+        columns = {role: column for role, column in (columns or {}).items() if column is not None}
+        if entity is None and columns:
+            raise TypeError(f"{pattern}: {', '.join(columns)} name columns of a class or table, and none was given")
         self.target = None if entity is None else MappedTable(entity, pattern)
         self._mapped: RoleColumns | None = None
         if self.target is not None:
-            columns = {role: self.target.column(column, role) for role, column in given.items()}
-            self._mapped = RoleColumns(self.target.table, columns)
+            own = {role: self.target.column(column, role) for role, column in columns.items()}
+            self._mapped = RoleColumns(self.target.table, own)
+            identity = [self._mapped[role] for role in ("queue", "id") if role in self._mapped]
+            if not self.target.is_unique(identity):
+                raise ValueError(
+                    f"{pattern}: two rows with one id would be two locks with one name: give "
+                    f"({', '.join(column.name for column in identity)}) of {self.target.name} a unique constraint"
+                )
         self._present = frozenset(self._roles if self._mapped is None else self._mapped.roles)
         self._check_columns()
         token: Any = self._mapped["token"].type if self._mapped is not None and "token" in self._mapped else None
         #: converts a nonce to what its column takes
         self.nonce_type: Callable[[str], Any] = UUID if isinstance(token, Uuid) and token.as_uuid else str
-        #: no two rows have the same id (in one queue): guaranteed by the shipped tables, or declared by the model
-        self.unique = True
-        if self.target is not None and self._mapped is not None:
-            columns = {role: self._mapped[role] for role in ("id", "queue") if role in self._mapped}
-            self.unique = self.target.is_unique(columns.values())
 
     def columns(self, context: BuildContext) -> RoleColumns:
         """Return the columns, those of shipped tables as they are named there."""

@@ -44,8 +44,8 @@ class CreateRows(OperationImpl):
     def _insert(self, context: BuildContext, insert_type: Callable[[Any], Insert]) -> Insert:
         columns = self.mapping.columns(context)
         values = {columns[role]: value for role, value in self.initial(columns).items() if role in columns}
-        given = ("queue", "id", "retries") if self.retries else ("queue", "id")
-        values |= {columns[role]: role_param(columns[role], role) for role in given if role in columns}
+        roles = ("queue", "id", "retries") if self.retries else ("queue", "id")
+        values |= {columns[role]: role_param(columns[role], role) for role in roles if role in columns}
         if "fence" in columns:
             values[columns["fence"]] = 0
         defaults = self.mapping.target.insert_defaults() if self.mapping.target else {}
@@ -99,22 +99,22 @@ class SetRetries(ConditionalUpdate):
         return {columns["retries"]: bindparam(param_name("retries"), type_=Integer())}
 
 
-def ids(mapping: RoleMapping, name: str, given: Sequence[Any], queue: Any) -> dict[str, Any]:
+def ids(mapping: RoleMapping, name: str, names: Sequence[Any], queue: Any) -> dict[str, Any]:
     """Return the values of ``create``: ids sorted, so that two callers with the same ids can't deadlock."""
-    if not given:
+    if not names:
         raise ValueError(f"{name} needs at least one id")
-    unique = {mapping.identity(id, queue)[ID_PARAM]: None for id in given}
+    unique = {mapping.identity(id, queue)[ID_PARAM]: None for id in names}
     return {_IDS_PARAM: sorted(unique, key=str), **mapping.queue(queue)}
 
 
-def retries(mapping: RoleMapping, given: Any, *, required: bool = False) -> dict[str, Any]:
+def retries(mapping: RoleMapping, number: Any, *, required: bool = False) -> dict[str, Any]:
     """Return the value of ``retries=``; empty if it isn't given and the column's default applies."""
-    if given is None and not required:
+    if number is None and not required:
         return {}
     mapping.require("retries", "retries")
-    return {param_name("retries"): None if given is None else valid_int(given, "retries", 0)}
+    return {param_name("retries"): None if number is None else valid_int(number, "retries", 0)}
 
 
-def limit(given: Any) -> dict[str, Any]:
+def limit(number: Any) -> dict[str, Any]:
     """Return the value of ``limit``."""
-    return {param_name("limit"): valid_int(given, "limit")}
+    return {param_name("limit"): valid_int(number, "limit")}

@@ -111,8 +111,6 @@ class Backend:
     #: the statement that releases every session lock of a connection; ``None`` without such locks
     release_session_locks: ClassVar[str | None] = None
 
-    #: what precedes a statement to get its plan, in the form that ``explain`` reads
-    explain_prefix: ClassVar[str]
     #: at READ COMMITTED a locking search releases the locks of the rows that it skips
     releases_skipped_rows: ClassVar[bool] = True
     #: the server can keep a FIFO queue of waiters, which a dead session leaves
@@ -303,19 +301,6 @@ class Backend:
     def statement_timeout(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         """Limit the statements inside to one second."""
         return contextlib.nullcontext()
-
-    def prefer_indexes(self, connection: Connection) -> contextlib.AbstractContextManager[bool]:
-        """Make the planner use indexes inside, however small the table; yields whether it does."""
-        return contextlib.nullcontext(False)
-
-    def read_plan(self, rows: Any, table: Table, search: str, ordered: bool) -> tuple[list[str], list[str]]:
-        """Return the steps of a capture's plan, and what makes it slow.
-
-        :param rows: what the statement that begins with ``explain_prefix`` returned, as mappings.
-        :param search: the name of the CTE that searches, where the search is part of a larger statement.
-        :param ordered: the capture has an ORDER BY.
-        """
-        raise NotImplementedError
 
     def permission_denied(self, error: DBAPIError) -> bool:
         """Return whether the user lacks a privilege; not called where ``lists_privileges``."""

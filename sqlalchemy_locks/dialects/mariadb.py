@@ -13,7 +13,6 @@ from sqlalchemy_locks.sql.elements import ContendedKeys, NowaitInsert, NowaitTak
 class MariaDB(MySQL):
     name = "MariaDB"
     bounded_insert = True
-    explain_prefix = "EXPLAIN"
     releases_skipped_rows = False  # when it searches by a secondary index
     held_keys = ContendedKeys
     limit = ("max_statement_time", 1)

@@ -54,8 +54,10 @@ _LEAVE = text(
 )
 _QUEUE_FREE = text(f"SELECT IS_FREE_LOCK({_QUEUE_NAME})")
 
-_STORAGE_ENGINE = re.compile(r"^\) ENGINE=(\w+)", re.MULTILINE)
-_TRANSACTIONS = text("SELECT transactions = 'YES' FROM information_schema.engines WHERE engine = :engine")
+_WITHOUT_TRANSACTIONS = text(
+    "SELECT table_name, engine FROM information_schema.tables JOIN information_schema.engines USING (engine) "
+    "WHERE table_schema = database() AND transactions <> 'YES' ORDER BY table_name"
+)
 #: A number, or from MariaDB 12 on a text; with the second setting alone, InnoDB grants a row's lock to two sessions.
 _WRITABLE = "CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') AND @@global.innodb_read_only = 0"
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
@@ -80,21 +82,7 @@ class MySQL(Backend):
     limit: ClassVar[tuple[str, int]] = ("max_execution_time", 1000)
     server_queues = True
     min_queue_wait = 1
-    explain_prefix = "EXPLAIN FORMAT=TRADITIONAL"
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
-
-    def read_plan(self, rows: Any, table: Table, search: str, ordered: bool) -> tuple[list[str], list[str]]:
-        plan, problems = [], []
-        for row in rows:
-            extra = row["Extra"] or ""
-            plan.append(f"{row['table']}: {row['type']}, key {row['key']}, {row['rows']} rows; {extra}")
-            if row["table"] != table.name:
-                continue  # the candidates that were found already
-            if row["type"] == "ALL" or (row["type"] == "index" and ordered and "filesort" in extra):
-                problems.append(f"the whole of {table} is scanned, and locked row by row")
-            if "filesort" in extra:
-                problems.append("all candidates are sorted, and locked, before the first is captured")
-        return plan, problems
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
         return TakeRow(table)
@@ -158,6 +146,9 @@ class MySQL(Backend):
             yield Finding("settings", "problem", str(refusal))
         else:
             yield Finding("settings", "ok", "innodb_rollback_on_timeout is off")
+        for table, engine in connection.execute(_WITHOUT_TRANSACTIONS):
+            says = f"{table} is kept by {engine}, which has no row locks: a lock or capture on it is given to several"
+            yield Finding("storage engine", "warning", f"{says}; ALTER TABLE {table} ENGINE=InnoDB")
 
     def autocommit(self, connection: Connection) -> bool:
         raw: Any = connection.connection.dbapi_connection

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,8 +22,6 @@ from sqlalchemy_locks.sql.elements import HeldKeys, LockFunction, Void
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
-_PLANNER = text("SELECT current_setting('enable_seqscan'), current_setting('enable_sort')")
-_PLAN = text("SELECT set_config('enable_seqscan', :seqscan, :local), set_config('enable_sort', :sort, :local)")
 _VERSION = text("SELECT version()")
 _STATEMENT_TIMEOUT = text("SELECT set_config('statement_timeout', '1s', true)")
 # the settings come first, as they apply to the wait; a postgresql:// URL may lead to YugabyteDB
@@ -84,7 +81,6 @@ class PostgreSQL(Backend):
     supports_listen = True
     server_queues = True
     keeps_dead_index_entries = True
-    explain_prefix = "EXPLAIN (FORMAT JSON)"
     update_returning = True
     writable_ctes = True
     partial_indexes = True
@@ -302,36 +298,6 @@ class PostgreSQL(Backend):
         _at_once(connection, _STATEMENT_TIMEOUT)  # ends with the transaction
         yield
 
-    def read_plan(self, rows: Any, table: Table, search: str, ordered: bool) -> tuple[list[str], list[str]]:
-        (document,) = rows[0].values()
-        if isinstance(document, str):
-            document = json.loads(document)
-        plan, problems = [], []
-        for depth, node, searching in _plan_nodes(document[0]["Plan"], search):
-            name = node["Node Type"]
-            on = " ".join(f"{node[key]}" for key in ("Index Name", "Relation Name") if key in node)
-            plan.append(f"{'  ' * depth}{name}{f' on {on}' if on else ''}")
-            if not searching:
-                continue  # how the rows that were found are changed: by their key, or all of a small table at once
-            if name == "Seq Scan" and node["Relation Name"] == table.name:
-                problems.append(f"the whole of {table} is scanned")
-            if name in ("Sort", "Incremental Sort"):
-                problems.append("all candidates are sorted before the first is captured")
-        return plan, problems
-
-    @contextlib.contextmanager
-    def prefer_indexes(self, connection: Connection) -> Iterator[bool]:
-        local = not self.autocommit(connection)
-        if not local:
-            yield False  # the setting may reach another server session, and another client
-            return
-        seqscan, sort = _at_once(connection, _PLANNER).one()
-        _at_once(connection, _PLAN, {"seqscan": "off", "sort": "off", "local": local})
-        try:
-            yield True
-        finally:
-            _at_once(connection, _PLAN, {"seqscan": seqscan, "sort": sort, "local": local})
-
     def lacks_privilege(self, error: DBAPIError) -> str | None:
         if _sqlstate(error) != "42703":  # the view's place is taken by a table of keys
             return None
@@ -445,14 +411,6 @@ def _sentence(error: DBAPIError) -> str:
     primary = getattr(diag, "message_primary", None)
     text_ = str(primary or origin)
     return text_.split(": ", 1)[1] if text_.startswith("<class") else text_
-
-
-def _plan_nodes(node: Any, search: str, depth: int = 0, searching: bool = False) -> Iterator[tuple[int, Any, bool]]:
-    """Yield each step with its depth, and whether it is part of the search."""
-    searching = searching or node.get("Subplan Name") == f"CTE {search}"
-    yield depth, node, searching
-    for below in node.get("Plans", ()):
-        yield from _plan_nodes(below, search, depth + 1, searching)
 
 
 BACKEND = PostgreSQL()

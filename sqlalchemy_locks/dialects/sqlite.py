@@ -55,7 +55,6 @@ class SQLite(Backend):
     on_conflict = True
     row_locks = False
     holders_unavailable = "whose one lock is the file's, which keeps no list of holders"
-    explain_prefix = "EXPLAIN QUERY PLAN"
     update_returning = True
     partial_indexes = True
 
@@ -68,18 +67,6 @@ class SQLite(Backend):
         if "readonly database" in message:
             return self.not_writable()
         return None
-
-    def read_plan(self, rows: Any, table: Table, search: str, ordered: bool) -> tuple[list[str], list[str]]:
-        plan = [str(row["detail"]) for row in rows]
-        problems = []
-        for step in plan:
-            # a scan in the order of a key reads all rows nevertheless
-            whole = "USING" not in step or "sqlite_autoindex" in step
-            if step.startswith(f"SCAN {table.name}") and whole:
-                problems.append(f"the whole of {table} is scanned")
-            if "TEMP B-TREE FOR" in step:
-                problems.append("all candidates are sorted before the first is captured")
-        return plan, problems
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
         from sqlalchemy.dialects.sqlite import insert  # not loaded before it is needed

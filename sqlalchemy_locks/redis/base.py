@@ -10,7 +10,7 @@ All keys of a queue have one hash tag, ``{sqlalchemy_locks:<queue>}``, so that t
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
 
 import redis
@@ -19,11 +19,9 @@ from redis.asyncio.client import Pipeline as AsyncPipeline
 from redis.asyncio.cluster import ClusterPipeline as AsyncClusterPipeline
 from redis.client import Pipeline
 from redis.cluster import ClusterPipeline
-from redis.exceptions import RedisError
 
 from sqlalchemy_locks._validation import valid_int, valid_name
-from sqlalchemy_locks.redis.client import QueueKeys, RedisScript, ScriptCalls
-from sqlalchemy_locks.redis.direct import Command, disconnect_idle, plain_method, send, send_async
+from sqlalchemy_locks.redis.client import RedisScript, ScriptCalls
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,8 +33,7 @@ Async = redis.asyncio.Redis | redis.asyncio.RedisCluster
 Client = TypeVar("Client", bound=Sync | Async, covariant=True)
 
 _PIPELINES = (Pipeline, ClusterPipeline, AsyncPipeline, AsyncClusterPipeline)
-_SYNC = (redis.Redis, redis.RedisCluster)
-_ASYNC = (redis.asyncio.Redis, redis.asyncio.RedisCluster)
+_CLIENTS = (redis.Redis, redis.RedisCluster, redis.asyncio.Redis, redis.asyncio.RedisCluster)
 
 
 class _Method(Generic[P, R]):
@@ -56,79 +53,19 @@ def operation(describe: Callable[Concatenate[Any, P], Call[R]]) -> _Method[P, R]
     @functools.wraps(describe)
     def method(self: Pattern[Any], *args: P.args, **kwargs: P.kwargs) -> Any:
         script, queue, values, decode = describe(self, *args, **kwargs)
-        keys = self._keys(queue)
-        client = self._client
-        # not where it was replaced since, to trace commands or in a test
-        if type(client).execute_command is self._plain_method and "execute_command" not in client.__dict__:
-            return self._run_directly(self, script, keys, values, decode)
-        return self._run(client, self._calls.steps(script, keys, values, decode), script.options)
+        call = self._calls.call(script, self._keys(queue), values, decode)
+        return call if self._calls.awaited else _finished(call)
 
     return cast(_Method[P, R], method)
 
 
-def _run(client: Any, steps: Generator[Command, Any, R], options: Mapping[str, Any]) -> R:
-    """Send the commands of a call by a synchronous client."""
+def _finished(call: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine that waits for nothing to its end."""
     try:
-        command = next(steps)
-        while True:
-            try:
-                answer = client.execute_command(*command[0], *command[1], **options)
-            except RedisError as error:
-                command = steps.throw(error)
-            except BaseException:
-                disconnect_idle(client)
-                raise
-            else:
-                command = steps.send(answer)
+        call.send(None)
     except StopIteration as returned:
         return cast(R, returned.value)
-
-
-async def _run_async(client: Any, steps: Generator[Command, Any, R], options: Mapping[str, Any]) -> R:
-    """As ``_run``, by an asynchronous client."""
-    try:
-        command = next(steps)
-        while True:
-            try:
-                answer = await client.execute_command(*command[0], *command[1], **options)
-            except RedisError as error:
-                command = steps.throw(error)
-            else:
-                command = steps.send(answer)
-    except StopIteration as returned:
-        return cast(R, returned.value)
-
-
-def _run_directly(
-    pattern: Pattern[Any], script: RedisScript, keys: QueueKeys, values: Values, decode: Callable[[Any], R]
-) -> R:
-    """As ``_run``, on a connection of the pool while nothing fails."""
-    client, calls, error = pattern._client, pattern._calls, None
-    command = calls.command(script, keys, values)
-    if command is not None:
-        try:
-            answer = send(client, command, bool(script.options))
-        except RedisError as raised:
-            error = raised
-        else:
-            return calls.value(script, keys, values, answer, decode)
-    return _run(client, calls.steps(script, keys, values, decode, command, error), script.options)
-
-
-async def _run_directly_async(
-    pattern: Pattern[Any], script: RedisScript, keys: QueueKeys, values: Values, decode: Callable[[Any], R]
-) -> R:
-    """As ``_run_directly``, by an asynchronous client."""
-    client, calls, error = pattern._client, pattern._calls, None
-    command = calls.command(script, keys, values)
-    if command is not None:
-        try:
-            answer = await send_async(client, command, bool(script.options))
-        except RedisError as raised:
-            error = raised
-        else:
-            return calls.value(script, keys, values, answer, decode)
-    return await _run_async(client, calls.steps(script, keys, values, decode, command, error), script.options)
+    raise AssertionError("a call by a synchronous client waits for nothing")
 
 
 _CREATE = RedisScript(
@@ -166,34 +103,28 @@ class Pattern(Generic[Client]):
     #: the pattern's part of its keys
     kind: ClassVar[str]
     #: suffixes of its keys besides that of the states
-    _suffixes: ClassVar[tuple[bytes, ...]] = (b":facts",)
+    _suffixes: ClassVar[tuple[str, ...]] = (":facts",)
 
     def __init__(self, client: Client, *, prefix: str = "sqlalchemy_locks") -> None:
         name = type(self).__name__
         if isinstance(client, _PIPELINES):
             raise TypeError(f"redis.{name} takes the client itself: a pipeline returns no answers until it is executed")
-        if not isinstance(client, (*_SYNC, *_ASYNC)):
+        if not isinstance(client, _CLIENTS):
             raise TypeError(
                 f"redis.{name} takes a redis.Redis, a redis.asyncio.Redis, or their RedisCluster, not {client!r}; for "
                 "a lock that is part of a SQL transaction use sqlalchemy_locks.lock"
             )
-        self._client: Any = client
-        self._plain_method = plain_method(client)
-        self._run: Any = _run_async if isinstance(client, _ASYNC) else _run
-        self._run_directly: Any = _run_directly_async if isinstance(client, _ASYNC) else _run_directly
         self._prefix = valid_name(prefix, "a prefix")
         if "{" in prefix or "}" in prefix:
             raise ValueError(f"a prefix has no braces, which Redis Cluster would read: {prefix!r}")
         if ":" in prefix:
             # the queue 'b:c' under the prefix 'a' would have the keys of the queue 'c' under the prefix 'a:b'
             raise ValueError(f"a prefix has no colon, which ends it in a key: use another separator than in {prefix!r}")
-        self._calls = ScriptCalls()
-        self._keys = functools.lru_cache(maxsize=1024)(self._queue_keys)
+        self._calls = ScriptCalls(client)
 
-    def _queue_keys(self, queue: str | None) -> QueueKeys:
-        prefix = f"{{{self._prefix}:{as_queue(queue)}}}:{self.kind}".encode()
-        names = (prefix, *(prefix + suffix for suffix in self._suffixes))
-        return QueueKeys(prefix, names, 1 + len(names))
+    def _keys(self, queue: str | None) -> list[bytes]:
+        key = f"{{{self._prefix}:{as_queue(queue)}}}:{self.kind}"
+        return [f"{key}{suffix}".encode() for suffix in ("", *self._suffixes)]
 
     @operation
     def set_retries(self, id: str, retries: int | None, *, queue: str | None = None) -> Call[bool]:
@@ -233,14 +164,12 @@ def as_ids(ids: Sequence[str]) -> list[bytes]:
     return [as_id(id) for id in ids]
 
 
-@functools.lru_cache(maxsize=1024)
 def as_id(id: Any) -> bytes:
     return valid_name(id, "an id").encode()
 
 
-@functools.lru_cache(maxsize=1024)
 def as_owner(owner: Any) -> tuple[bytes, ...]:
-    """Return the owner as script arguments: none at all without an owner, since each costs a microsecond."""
+    """Return the owner as script arguments: none without an owner."""
     return () if owner is None else (valid_name(owner, "an owner").encode(),)
 
 

@@ -7,11 +7,15 @@ Answers expire. A copy that arrives afterwards is *late* and changes nothing. Th
 deadline that the call itself carries. The client estimates that clock to compute the deadline: a wrong estimate can
 make a call late, but never execute it twice.
 
+A reply begins with the nonce of its call. A connection whose last command was interrupted before it had read its reply,
+by a signal handler that raised, gives that reply to the next command: without the nonce, a mutex that is held would be
+acquired. The call that reads another one's reply disconnects the client and sends itself again.
+
 Assumed of the server: a script runs alone, and its effects reach replicas and the append-only file together (Redis 5
 and newer).
 
-:meth:`ScriptCalls.steps` is the only implementation. It yields commands and receives their replies, so it serves
-``redis`` and ``redis.asyncio`` alike; the two runners in :mod:`.base` only send them.
+:meth:`ScriptCalls.call` is the only implementation, a coroutine. With a synchronous client nothing in it waits, and
+:mod:`.base` runs it to its end at once.
 """
 
 from __future__ import annotations
@@ -19,21 +23,15 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Generator
-from functools import lru_cache
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
+import redis
+import redis.asyncio
 from redis.client import NEVER_DECODE
-from redis.exceptions import (
-    ConnectionError,
-    NoScriptError,
-    ReadOnlyError,
-    RedisError,
-    TimeoutError,
-)
+from redis.exceptions import ConnectionError, NoScriptError, ReadOnlyError, RedisError, TimeoutError
 
 from sqlalchemy_locks.errors import NotWritable, OutcomeUnknown, UnknownTask
-from sqlalchemy_locks.redis.direct import Command
 
 R = TypeVar("R")
 
@@ -46,11 +44,11 @@ _ESTIMATE_LIFETIME = 3600
 #: What scripts return instead of an answer.
 _UNKNOWN_ID, _LATE_CALL = -1, -2
 
-_ASK_TIME = b"return redis.call('TIME')[1]"
+_READ_TIME = b"return {ARGV[1], redis.call('TIME')[1]}"
 _PROLOGUE = """\
 local calls, call = KEYS[#KEYS], ARGV[1]
 local answered = redis.call('HMGET', calls, call, 'expires')
-if answered[1] then return cmsgpack.unpack(answered[1]) end
+if answered[1] then return {call, cmsgpack.unpack(answered[1])} end
 
 local time
 local function now()
@@ -62,10 +60,15 @@ end
 local latest
 if not answered[2] then
   latest = tonumber(string.sub(call, 1, -13))
-  if tonumber(now()[1]) > latest then return -2 end
+  if tonumber(now()[1]) > latest then return {call, -2} end
 end
 
 local scores, facts = KEYS[1], KEYS[2]
+
+local function operation()
+"""
+_READING = """\
+local call, scores, facts = ARGV[1], KEYS[1], KEYS[2]
 
 local function operation()
 """
@@ -79,9 +82,8 @@ else
   redis.call('HSET', calls, call, cmsgpack.pack(answer), 'expires', 1)
   redis.call('EXPIREAT', calls, latest - latest % {_SECONDS_PER_HASH} + {_SECONDS_PER_HASH + 1})
 end
-return answer
+return {{call, answer}}
 """
-
 
 #: Lua helpers of the scripts that acquire. Only those include them: a script defines its functions at each call.
 ACQUISITION = """
@@ -92,10 +94,10 @@ ACQUISITION = """
 
   -- Spend a retry, store the owner, and return a new fencing token. The token is greater than any earlier one, even
   -- after the server has lost its data.
-  local function record(id, known, owner)
-    if known[1] then redis.call('HINCRBY', facts, 'retries:' .. id, -1) end
+  local function record(id, fields, owner)
+    if fields[1] then redis.call('HINCRBY', facts, 'retries:' .. id, -1) end
     local seconds, micros = unpack(now())
-    local token = math.max((tonumber(known[2]) or 0) + 1, seconds * 1000000 + micros)
+    local token = math.max((tonumber(fields[2]) or 0) + 1, seconds * 1000000 + micros)
     redis.call('HSET', facts, 'fence:' .. id, string.format('%d', token), 'owner:' .. id, owner or '')
     return token
   end
@@ -130,111 +132,58 @@ class RedisScript:
     :param name: the operation, as error messages name it.
     :param body: Lua; it may use ``scores``, ``facts``, ``now()`` and the helpers.
     :param helpers: Lua functions that the body calls.
-    :param returns_list: the answer is a list of bytes, whatever the client's ``decode_responses`` is.
+    :param writes: otherwise it stores no answer: a resent call may return a newer one, which is correct.
     """
 
-    def __init__(self, name: str, body: str, *, helpers: str = "", returns_list: bool = False) -> None:
+    def __init__(self, name: str, body: str, *, helpers: str = "", writes: bool = True) -> None:
         self.name = name
         self.body = body
-        self.options: dict[str, Any] = {NEVER_DECODE: True} if returns_list else {}
-        self._compile(f"{_PROLOGUE}{helpers}{body}{_EPILOGUE}")
-
-    def _compile(self, source: str) -> None:
+        source = (
+            f"{_PROLOGUE}{helpers}{body}{_EPILOGUE}"
+            if writes
+            else f"{_READING}{body}end\nreturn {{call, operation()}}\n"
+        )
         self.source = source.encode()
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
 
-class ReadOnlyScript(RedisScript):
-    """A script that only reads and stores no answer: a resent call may return a newer one, which is correct."""
-
-    def __init__(self, name: str, body: str) -> None:
-        super().__init__(name, body, returns_list=True)
-        self._compile(f"local scores, facts = KEYS[1], KEYS[2]\n{body}")
-
-
-class QueueKeys(NamedTuple):
-    """The Redis keys of one pattern in one queue."""
-
-    #: how every key begins
-    prefix: bytes
-    #: the keys that scripts work on, besides the hash of their answers
-    names: tuple[bytes, ...]
-    #: how many keys a script is given
-    key_count: int
-
-
-@lru_cache(maxsize=1024)
-def _names(keys: QueueKeys, answers: int) -> tuple[Any, ...]:
-    return keys.key_count, *keys.names, b"%b:calls:%d" % (keys.prefix, answers)
-
-
 class ScriptCalls:
-    """The calls of one pattern object, which share one estimate of the server's clock."""
+    """The calls of one pattern object, which share one client and one estimate of the server's clock."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.awaited = isinstance(client, (redis.asyncio.Redis, redis.asyncio.RedisCluster))
         #: the server's time minus ``time.monotonic()``, and when that was learned
         self._estimate: tuple[float, float] | None = None
 
-    def command(self, script: RedisScript, keys: QueueKeys, values: tuple[Any, ...]) -> Command | None:
-        """Return the command of one call; ``None`` without an estimate."""
-        now, estimate = time.monotonic(), self._estimate
-        if estimate is None or now - estimate[1] > _ESTIMATE_LIFETIME:
-            return None
-        latest = int(estimate[0] + now) + LATE
-        # copies of a call carry the same deadline and nonce, so they share the hash and the field of its answer
-        names = _names(keys, latest // _SECONDS_PER_HASH)
-        return ("EVALSHA", script.sha, *names), (b"%d%b" % (latest, os.urandom(12)), *values)
+    async def call(
+        self, script: RedisScript, keys: list[bytes], values: tuple[Any, ...], decode: Callable[[Any], R]
+    ) -> R:
+        """Make one call.
 
-    def steps(
-        self,
-        script: RedisScript,
-        keys: QueueKeys,
-        values: tuple[Any, ...],
-        decode: Callable[[Any], R],
-        command: Command | None = None,
-        error: RedisError | None = None,
-    ) -> Generator[Command, Any, R]:
-        """Yield the commands of one call; the caller sends each one and passes in its reply, or throws its error.
-
-        :param command: :param error: one that was sent before, and what was raised for it.
+        :param keys: the keys that the script works on, besides the hash of its answers.
         :return: the decoded answer.
         :raises UnknownTask: when the id, the first of the values, was never created.
         :raises OutcomeUnknown: when no reply came, or the call was late.
         :raises NotWritable: when the server is a replica.
         """
-        command = command or self.command(script, keys, values)
-        while command is None:
-            server_time = int((yield ("EVAL", _ASK_TIME, 1, keys.names[0]), ()))
-            # the server read its clock a moment earlier, so the estimate is not ahead of it
-            now = time.monotonic()
-            self._estimate = server_time - now, now
-            command = self.command(script, keys, values)
+        latest = await self._server_time(keys[0]) + LATE
+        # copies of a call carry the same deadline and nonce, so they share the hash and the field of its answer
+        nonce = b"%d%b" % (latest, os.urandom(12))
+        names = [*keys, b"%b:calls:%d" % (keys[0], latest // _SECONDS_PER_HASH)]
+        arguments = (len(names), *names, nonce, *values)
         try:
             try:
-                if error is not None:
-                    raise error
-                answer = yield command
+                answer = await self._send(nonce, "EVALSHA", script.sha, *arguments)
             except NoScriptError:
-                (_, _, *names), arguments = command
-                answer = yield ("EVAL", script.source, *names), arguments
-        except RedisError as raised:
-            ours = _translated(script, raised)
+                answer = await self._send(nonce, "EVAL", script.source, *arguments)
+        except RedisError as error:
+            ours = _translated(script, error)
             if ours is None:
                 raise
-            raise ours from raised
-        return self.value(script, keys, values, answer, decode)
-
-    def value(
-        self,
-        script: RedisScript,
-        keys: QueueKeys,
-        values: tuple[Any, ...],
-        answer: Any,
-        decode: Callable[[Any], R],
-    ) -> R:
-        """Return the decoded answer. :raises UnknownTask: :raises OutcomeUnknown: as :meth:`steps`."""
+            raise ours from error
         if answer == _UNKNOWN_ID:
-            id, place = values[0].decode(), keys.prefix.decode()
+            id, place = values[0].decode(), keys[0].decode()
             raise UnknownTask(f"{script.name}: there is no {id!r} in {place}; make it by create() first")
         if answer == _LATE_CALL:
             self._estimate = None
@@ -243,6 +192,41 @@ class ScriptCalls:
                 "whether an earlier copy took effect is no longer known"
             )
         return decode(answer)
+
+    async def _server_time(self, key: bytes) -> int:
+        """Return the server's time, in whole seconds; as estimated, if that isn't too long ago."""
+        now = time.monotonic()
+        if self._estimate is None or now - self._estimate[1] > _ESTIMATE_LIFETIME:
+            nonce = os.urandom(12)
+            seconds = int(await self._send(nonce, "EVAL", _READ_TIME, 1, key, nonce))
+            # the server read its clock a moment earlier, so the estimate is not ahead of it
+            now = time.monotonic()
+            self._estimate = seconds - now, now
+        return int(self._estimate[0] + now)
+
+    async def _send(self, nonce: bytes, *command: Any) -> Any:
+        """Send a command and return its answer, the part of its reply that follows the nonce."""
+        reply: Any = None
+        for _ in range(2):
+            reply = self._client.execute_command(*command, **{NEVER_DECODE: True})
+            if self.awaited:
+                reply = await reply
+            if isinstance(reply, list) and len(reply) == 2 and reply[0] == nonce:
+                return reply[1]
+            await self._disconnect()
+        raise OutcomeUnknown(f"Redis has answered {reply!r}, which is the reply to another command")
+
+    async def _disconnect(self) -> None:
+        """Disconnect the client, whose connections connect again at their next command."""
+        client = self._client
+        if self.awaited:
+            pools = client.get_nodes() if isinstance(client, redis.asyncio.RedisCluster) else [client.connection_pool]
+            for pool in pools:
+                await pool.disconnect()
+        elif hasattr(client, "disconnect_connection_pools"):  # of a cluster
+            client.disconnect_connection_pools()
+        else:
+            client.connection_pool.disconnect()
 
 
 #: what the pools of redis-py say when all of their connections are in use: nothing was sent

@@ -25,17 +25,17 @@ from sqlalchemy_locks.redis.base import (
     decode_token,
     operation,
 )
-from sqlalchemy_locks.redis.client import ACQUISITION, CAPTURE, ReadOnlyScript, RedisScript
+from sqlalchemy_locks.redis.client import ACQUISITION, CAPTURE, RedisScript
 
 _ACQUIRE = RedisScript(
     "mutex.acquire",
     """
   local id, owner = ARGV[2], ARGV[3]
-  local known = limits(id)
-  if known[1] == '0' or redis.call('ZADD', scores, 'XX', 'CH', '1', id) == 0 then
+  local fields = limits(id)
+  if fields[1] == '0' or redis.call('ZADD', scores, 'XX', 'CH', '1', id) == 0 then
     return redis.call('ZSCORE', scores, id) and 0 or -1
   end
-  return record(id, known, owner)
+  return record(id, fields, owner)
 """,
     helpers=ACQUISITION,
 )
@@ -62,23 +62,23 @@ _CAPTURE = RedisScript(
   return ids
 """,
     helpers=CAPTURE,
-    returns_list=True,
 )
 
 # no instant is stored: a fencing token is made of the server's clock
-_HELD = ReadOnlyScript(
+_HELD = RedisScript(
     "mutex.held",
     """
   local rows = {}
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', scores, 1, 1)) do
-    local known = redis.call('HMGET', facts, 'owner:' .. id, 'fence:' .. id)
-    rows[#rows + 1] = {id, known[1] or '', known[2] or '0'}
+    local fields = redis.call('HMGET', facts, 'owner:' .. id, 'fence:' .. id)
+    rows[#rows + 1] = {id, fields[1] or '', fields[2] or '0'}
   end
   table.sort(rows, function(one, other) return tonumber(one[3]) < tonumber(other[3]) end)
   local first = {}
   for i = 1, math.min(#rows, tonumber(ARGV[2])) do first[i] = rows[i] end
   return first
 """,
+    writes=False,
 )
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 

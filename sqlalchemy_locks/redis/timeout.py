@@ -28,7 +28,7 @@ from sqlalchemy_locks.redis.base import (
     decode_token,
     operation,
 )
-from sqlalchemy_locks.redis.client import ACQUISITION, CAPTURE, ReadOnlyScript, RedisScript
+from sqlalchemy_locks.redis.client import ACQUISITION, CAPTURE, RedisScript
 
 # A window's score is its first second, not its number, so that scores stay comparable when the period changes.
 # With a time zone these are seconds of local time, in which no day has two midnights.
@@ -47,9 +47,9 @@ _TAKE = """
   end
 
   local function take(id, ts)
-    local score, known = due(id, tonumber(ts)), limits(id)
-    if not score or known[1] == '0' or redis.call('ZADD', scores, 'XX', 'GT', 'CH', score, id) == 0 then return 0 end
-    return record(id, known)
+    local score, fields = due(id, tonumber(ts)), limits(id)
+    if not score or fields[1] == '0' or redis.call('ZADD', scores, 'XX', 'GT', 'CH', score, id) == 0 then return 0 end
+    return record(id, fields)
   end
 """
 _ACQUIRE = RedisScript(
@@ -73,20 +73,20 @@ _CAPTURE = RedisScript(
   return ids
 """,
     helpers=CAPTURE + _TAKE,
-    returns_list=True,
 )
 
-_LISTED = ReadOnlyScript(
+_LISTED = RedisScript(
     "timeout.listed",
     """
   local rows = {redis.call('TIME')[1]}
-  local found = redis.call('ZRANGE', scores, 0, ARGV[2] - 1, 'WITHSCORES')
-  for i = 1, #found, 2 do
-    local known = redis.call('HMGET', facts, 'timeout:' .. found[i], 'retries:' .. found[i])
-    rows[#rows + 1] = {found[i], found[i + 1], known[1] or '', known[2] or ''}
+  local page = redis.call('ZRANGE', scores, 0, ARGV[2] - 1, 'WITHSCORES')
+  for i = 1, #page, 2 do
+    local fields = redis.call('HMGET', facts, 'timeout:' .. page[i], 'retries:' .. page[i])
+    rows[#rows + 1] = {page[i], page[i + 1], fields[1] or '', fields[2] or ''}
   end
   return rows
 """,
+    writes=False,
 )
 
 

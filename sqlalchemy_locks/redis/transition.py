@@ -23,8 +23,8 @@ _STATUS = """
 
   -- The number of a status name; a new name is given the next number.
   local function number(status)
-    local known = redis.call('HGET', facts, 'status:' .. status)
-    if known then return tonumber(known) end
+    local stored = redis.call('HGET', facts, 'status:' .. status)
+    if stored then return tonumber(stored) end
     local new = redis.call('HINCRBY', facts, 'statuses', 1) - 1
     redis.call('HSET', facts, 'status:' .. status, new)
     return new
@@ -74,7 +74,6 @@ _CAPTURE = RedisScript(
   return tasks
 """,
     helpers=CAPTURE + _STATUS,
-    returns_list=True,
 )
 _SET_STATUS = RedisScript(
     "transition.set_status",
@@ -139,7 +138,7 @@ class StateTransition(Pattern[Client]):
     """
 
     kind = "task"
-    _suffixes = (b":facts", b":deadlines")
+    _suffixes = (":facts", ":deadlines")
 
     def __init__(
         self,

@@ -6,7 +6,7 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
@@ -14,6 +14,7 @@ from sqlalchemy.util import await_only
 
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import LockLost, MustRollback, OutcomeUnknown
+from sqlalchemy_locks.runtime.backoff import Backoff
 
 T = TypeVar("T")
 
@@ -54,24 +55,14 @@ def retried(
             return error.connection_invalidated or backend_for(engine.dialect).transient(error)
         return isinstance(error, (MustRollback, NotCommitted)) or (repeatable and isinstance(error, OutcomeUnknown))
 
-    try:
-        return attempt()  # outside tenacity, whose setup takes as long as a round trip
-    except Exception as error:
-        if not retryable(error):
-            raise
-        on_retry(error, 1)
-    from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
-
-    def before_sleep(state: Any) -> None:
-        on_retry(state.outcome.exception(), state.attempt_number + 1)
-
-    sleep(random.uniform(0, 0.01))
-    retrying = Retrying(
-        stop=stop_after_attempt(RETRIES),
-        wait=wait_random_exponential(multiplier=0.01, max=0.5),
-        retry=retry_if_exception(retryable),
-        sleep=sleep,
-        before_sleep=before_sleep,
-        reraise=True,
-    )
-    return retrying(attempt)
+    backoff = Backoff(shortest=0.01, share=1)
+    for retry in range(1, RETRIES + 1):
+        try:
+            return attempt()
+        except Exception as error:
+            if not retryable(error):
+                raise
+            on_retry(error, retry)
+        # random, so that two that were each other's deadlock don't meet again
+        sleep(random.uniform(0, backoff.pause()))
+    return attempt()

@@ -6,16 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, func, inspect, select
+from sqlalchemy import Engine, func, inspect, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.ext.declarative import ConcreteBase
 from sqlalchemy.orm import (
     DeclarativeBase,
     Mapped,
     Session,
-    defer,
     joinedload,
-    load_only,
     mapped_column,
     selectinload,
     subqueryload,
@@ -106,22 +104,6 @@ def test_loader_options_apply_to_captured_entities(kind: Engine, load: Any) -> N
         taken = session.scalars(paid(2).options(load(Order.lines))).all()
         session.expunge_all()
         assert [[line.id for line in order.lines] for order in taken] == [[1, 11], [2, 12]]
-
-
-@pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
-@pytest.mark.parametrize(
-    ("option", "statements"), [(selectinload(Order.lines), 2), (load_only(Order.status), 1), (defer(Order.rank), 1)]
-)
-def test_rows_are_read_once_if_possible(engine_to: MakeEngine, name: str, option: Any, statements: int) -> None:
-    engine = engine_to(name)
-    fill(engine, Order(id=1, lines=[Line(id=1)]))
-    with Session(engine) as session:
-        sent: list[str] = []
-        session.connection()
-        event.listen(engine, "before_cursor_execute", lambda c, cursor, sql, *_: sent.append(sql))
-        order = session.scalars(paid(1).options(option)).one()
-        assert len([sql for sql in sent if "DELETE" not in sql]) == statements
-        assert order.status == "shipping"
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -28,8 +27,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.sql.clock import Instant, SecondsAgo
 from tests.conftest import PLAIN, Servers
-from tests.fixtures.parties import PATIENCE
-from tests.fixtures.queues import ENGINES, MakeEngine, engine, engine_to, leveled
+from tests.fixtures.queues import ENGINES, engine, engine_to, leveled
 
 __all__ = ["engine", "engine_to", "leveled"]
 
@@ -92,36 +90,6 @@ def test_captures_skip_each_others_tasks(leveled: Engine) -> None:
     assert [task.id for task in capture(leveled, 4)] == [*ids[:3], ids[7]]
 
 
-def test_concurrent_captures_take_each_task_once(leveled: Engine) -> None:
-    ids = [f"t{n:03}" for n in range(120)]
-    scalar(leveled, tasks.create(*ids))
-    taken: list[str] = []
-    start = threading.Barrier(5, timeout=PATIENCE)
-
-    def work() -> None:
-        start.wait()
-        while mine := once():
-            taken.extend(task.id for task in mine)
-
-    def once() -> list[Any]:
-        for _ in range(100):
-            try:
-                return capture(leveled, 4)
-            except Exception as error:
-                if getattr(error, "orig", None) is None or error.orig.args[0] not in (1213, 1020):
-                    raise
-        raise AssertionError("a hundred times in a row")
-
-    threads = [threading.Thread(target=work) for _ in range(5)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    # a snapshot may hide tasks whose capture was rolled back
-    taken += [task.id for task in capture(leveled, 200)]
-    assert sorted(taken) == ids
-
-
 def test_each_queue_has_its_own_tasks(engine: Engine) -> None:
     assert scalar(engine, tasks.create("a", queue="x")) == 1
     assert scalar(engine, tasks.create("a", "b", queue="y")) == 2
@@ -178,35 +146,11 @@ def test_expire_moves_tasks_to_timeout(engine: Engine) -> None:
         assert [task.id for task in connection.execute(patient.capture(9))] == ["fast"]
 
 
-def test_absurd_timeouts_do_not_stop_expire(engine: Engine) -> None:
-    tasks = sl.StateTransition()
-    with engine.begin() as connection:
-        connection.execute(tasks.create("endless", "never", "over", timeout=1))
-        assert len(connection.execute(tasks.capture(3)).all()) == 3
-        task = build_context(connection.dialect, {}).tables.task
-        for id, seconds in (("endless", 2**62), ("never", -(2**62)), ("over", 0)):
-            connection.execute(update(task).where(task.c.id == id).values(timeout=seconds))
-        # before now, however coarse the clock is
-        connection.execute(update(task).values(updated_at=datetime(2020, 1, 1, tzinfo=timezone.utc)))
-    with engine.begin() as connection:
-        assert connection.scalar(tasks.expire()) == 2
-        assert connection.scalar(select(task.c.status).where(task.c.id == "endless")) == "in_progress"
-
-
 def test_unknown_tasks_raise(engine: Engine) -> None:
     with pytest.raises(sl.UnknownTask, match="no 'nothing' in the queue 'default'"):
         scalar(engine, tasks.set_status("nothing", "done"))
     with pytest.raises(sl.UnknownTask):
         scalar(engine, tasks.set_retries("nothing", 1))
-
-
-def test_a_locked_task_is_not_captured(engine_to: MakeEngine) -> None:
-    for name in ("postgresql15", "mysql", "mariadb"):
-        engine = engine_to(name)
-        scalar(engine, tasks.create("a", "b"))
-        with engine.begin() as holder:
-            assert holder.execute(tasks.set_status("a", "failed", force=True)).scalar() is True
-            assert [task.id for task in capture(engine, 9)] == ["b"]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,9 @@ def test_ids_are_ordered_and_limited(engine: Engine, name: str) -> None:
         session.commit()
         assert session.scalars(mutex.capture(9, queue=queue)).all() == ids[4:]
         assert session.scalars(mutex.capture(9, queue=queue)).all() == []
-        session.commit()
+        session.rollback()
+    assert sl.Locks(engine).run(mutex.capture(9, queue=queue)) == ids[4:]
+    assert sl.Locks(engine).run(mutex.capture(9, queue=queue)) == []
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "mysql", "mariadb"])
@@ -104,31 +106,11 @@ def test_each_captured_row_spends_a_retry(engine: Engine, name: str) -> None:
         assert session.scalars(mutex.capture(9, queue=queue)).all() == [ids[0]]
 
 
-@everywhere
-def test_locks_run_returns_a_list_of_ids(engine: Engine, name: str) -> None:
-    queue, ids = made(engine, 3)
-    assert sl.Locks(engine).run(mutex.capture(2, queue=queue)) == ids[:2]
-    assert sl.Locks(engine).run(mutex.capture(2, queue=queue)) == ids[2:]
-    assert sl.Locks(engine).run(mutex.capture(2, queue=queue)) == []
-
-
 @pytest.mark.parametrize("name", ["mysql", "mariadb"])
 def test_autocommit_is_refused_for_two_statements(engine: Engine, name: str) -> None:
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         with pytest.raises(sl.Unsupported, match="autocommit"):
             connection.execute(mutex.capture(2))
-
-
-@engines
-def test_rollback_undoes_a_capture_and_its_retries(engine: Engine, name: str) -> None:
-    queue = unused("queue")
-    with Session(engine) as session, session.begin():
-        session.scalar(mutex.create("a", "b", queue=queue, retries=1))
-    with Session(engine) as session:
-        assert session.scalars(mutex.capture(1, queue=queue)).all() == ["a"]
-        session.rollback()
-        assert session.scalar(mutex.acquire("a", queue=queue)) is True
-        session.rollback()
 
 
 @engines

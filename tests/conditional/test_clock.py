@@ -99,28 +99,6 @@ def test_timestamp_ignores_the_statement_start(engine: Engine, name: str, waited
     assert before <= acquired_at.replace(tzinfo=timezone.utc).timestamp() < now(engine) + 1
 
 
-@pytest.mark.parametrize("name", INNODB)
-def test_mutex_acquired_at_is_read_after_the_wait(engine: Engine, watch: Callable[[str], Watch], name: str) -> None:
-    """It is not the instant at which the wait for the row began."""
-    mutex, id = sl.Mutex(), unused()
-    sl.Locks(engine).run(mutex.create(id))
-    with Session(engine) as first, Session(engine) as second:
-        assert first.scalar(mutex.acquire(id)) is True
-        watcher = watch(name)
-        watcher.until_none_wait()
-        waiting = later(second.scalar, mutex.acquire(id))
-        watcher.until_waiting(waiting)
-        began = now(engine)
-        until(lambda: now(engine) > began, pause=0.1)
-        rolled_back = now(engine)
-        first.rollback()
-        assert waiting.result(PATIENCE) is True
-        table = tables(None, "lock_").task_state
-        acquired_at = second.scalars(select(table.c.acquired_at).where(table.c.id == id)).one()
-        second.rollback()
-    assert acquired_at.replace(tzinfo=timezone.utc).timestamp() >= rolled_back
-
-
 @pytest.mark.parametrize("name", SERVERS)
 def test_session_time_zone_is_ignored(engine: Engine, name: str) -> None:
     def once_a_day(timeout: sl.Timeout, setting: str) -> None:

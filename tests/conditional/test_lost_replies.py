@@ -172,20 +172,6 @@ def test_lost_reply_without_a_token_column_is_unknown(servers: Any, other: Engin
 
 
 @sync
-def test_connection_that_died_in_the_pool_is_replaced(servers: Any, other: Engine, name: str, driver: str) -> None:
-    """The pool returns a connection that died while it was idle."""
-    Base.metadata.create_all(other)
-    id = unused()
-    with in_the_clear(servers, name, driver) as (engine, proxy):
-        locks = sl.Locks(engine)
-        locks.run(own.create(id))
-        proxy.cut()
-        assert locks.run(own.acquire(id)) is True
-        proxy.cut()
-        assert locks.run(own.release(id)) is True
-
-
-@sync
 def test_retries_after_lost_replies_are_limited(servers: Any, other: Engine, name: str, driver: str) -> None:
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy):
@@ -242,23 +228,6 @@ def test_async_locks_recognize_their_acquisition(servers: Any, other: Engine, na
 
     id = unused()
     asyncio.run(main())
-
-
-@sync
-def test_release_after_an_unknown_acquisition_frees_only_it(servers: Any, name: str, driver: str) -> None:
-    id = unused()
-    with connected(installed(servers, name), poolclass=NullPool) as direct:
-        with in_the_clear(servers, name, driver) as (engine, proxy):
-            a, b = sl.Locks(engine), sl.Locks(direct)
-            a.run(mutex.create(id))
-            proxy.lose_answer(final(name), always=True)
-            with pytest.raises(sl.OutcomeUnknown):
-                a.mutex.acquire(id)
-            proxy.answer_all()
-            assert b.run(mutex.release(id)) is True
-            assert b.mutex.acquire(id) is True
-            assert a.mutex.release(id) is False
-            assert row(direct, id).acquired
 
 
 @sync

@@ -23,7 +23,6 @@ from sqlalchemy import (
     SmallInteger,
     String,
     Table,
-    false,
     select,
     update,
 )
@@ -205,20 +204,6 @@ def test_locks_releases_only_its_own_acquisition(engine: Engine, name: str) -> N
         sl.Locks(engine).mutexes(plain)
 
 
-@engines
-def test_duplicate_ids_without_a_unique_constraint_raise(engine: Engine, name: str) -> None:
-    loose, a = sl.Mutex(Loose, id=Loose.name, acquired=Loose.locked), unused()
-    with Session(engine) as session:
-        session.add(Loose(name=a, locked=False))
-        session.flush()
-        assert session.scalar(loose.acquire(a)) is True
-        session.add(Loose(name=a, locked=False))
-        session.flush()
-        with pytest.raises(sl.Unsupported, match="unique constraint"):
-            session.scalar(loose.acquire(a))
-        session.rollback()
-
-
 def test_columns_of_other_tables_are_refused() -> None:
     with pytest.raises(ValueError, match="joined parent"):
         sl.Mutex(Child, id=Child.id, acquired=Child.locked)
@@ -274,7 +259,7 @@ def test_columns_of_the_wrong_type_are_refused() -> None:
         Column("flag", Boolean),
         Column("short", String(8)),
         Column("number", BigInteger),
-        Column("name", String(40)),
+        Column("name", String(40), unique=True),
         Column("real", Float),
         Column("small", SmallInteger),
         Column("five", Numeric(5, 2)),
@@ -302,29 +287,6 @@ def test_columns_of_the_wrong_type_are_refused() -> None:
     for every in (10**19, float("inf")):
         with pytest.raises(ValueError, match="at most 50 years"):
             sl.Timeout(every=every)
-
-
-@pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
-def test_partial_index_does_not_make_ids_unique(engine: Engine, name: str) -> None:
-    t = Table(
-        "own_partial",
-        MetaData(),
-        Column("pk", Integer, primary_key=True),
-        Column("name", String(40)),
-        Column("dead", Boolean, nullable=False),
-        Column("locked", Boolean, nullable=False),
-    )
-    alive = t.c.dead == false()
-    Index("own_partial_alive", t.c.name, unique=True, postgresql_where=alive, sqlite_where=alive)
-    t.create(engine, checkfirst=True)
-    own, id = sl.Mutex(t, id=t.c.name, acquired=t.c.locked), unused()
-    with engine.begin() as connection:
-        connection.execute(t.insert(), [{"name": id, "dead": True, "locked": True}])
-        connection.execute(t.insert(), [{"name": id, "dead": False, "locked": False}])
-    with pytest.raises(sl.Unsupported, match="unique constraint"):
-        sl.Locks(engine).run(own.acquire(id))
-    with engine.connect() as connection:
-        assert connection.scalars(select(t.c.locked).where(t.c.name == id).order_by(t.c.pk)).all() == [True, False]
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
@@ -364,17 +326,24 @@ def test_discriminator_in_another_table_is_refused() -> None:
         sl.Mutex(Joined, id=Joined.id, acquired=Joined.locked)
 
 
-@engines
-def test_capture_refuses_duplicate_ids(engine: Engine, name: str) -> None:
-    loose, a = sl.Mutex(Loose, id=Loose.name, acquired=Loose.locked), unused()
-    with Session(engine) as session:
-        session.add_all([Loose(name=a, locked=False), Loose(name=a, locked=False)])
-        session.flush()
-        with pytest.raises(sl.Unsupported, match="unique constraint"):
-            session.execute(loose.capture(1000)).all()
-        session.rollback()
-    if name == "sqlite":
-        return  # the driver begins with the first write
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        with pytest.raises(sl.Unsupported, match="autocommit"):
-            connection.execute(loose.capture(1))
+def test_ids_without_a_unique_constraint_are_refused() -> None:
+    t = Table(
+        "own_partial",
+        MetaData(),
+        Column("pk", Integer, primary_key=True),
+        Column("name", String(40)),
+        Column("queue", String(40)),
+        Column("seconds", Integer),
+        Column("locked", Boolean, nullable=False),
+    )
+    Index("own_partial_alive", t.c.name, unique=True, postgresql_where=~t.c.locked, sqlite_where=~t.c.locked)
+    Index("own_partial_queues", t.c.name, t.c.queue, unique=True)
+    for make in (
+        lambda: sl.Mutex(Loose, id=Loose.name, acquired=Loose.locked),
+        lambda: sl.Mutex(t, id=t.c.name, acquired=t.c.locked),
+        lambda: sl.Timeout(t, every=60, id=t.c.name, ts=t.c.seconds),
+        lambda: sl.StateTransition(t, id=t.c.name, status=t.c.seconds, ready=0, captured=1),
+    ):
+        with pytest.raises(ValueError, match=r"two locks with one name: give \(name\) of \w+ a unique constraint"):
+            make()
+    assert sl.Mutex(t, id=t.c.name, acquired=t.c.locked, queue=t.c.queue) is not None

@@ -29,8 +29,7 @@ from tests.redis.conftest import started_or_skipped
 #: classes that aren't exported, whose methods need examples as well
 OTHERS = [Held, LostEvent, AsyncLostEvent, LockEvents, Mutexes]
 #: only servers list holders by session, and have session locks
-ON_A_SERVER = {"lock.holders", "lock.session_exclusive", "lock.session_unlock", "KeyHolder", "KeyWaiter", "explain"}
-ON_A_SERVER |= {"Explanation"}
+ON_A_SERVER = {"lock.holders", "lock.session_exclusive", "lock.session_unlock", "KeyHolder", "KeyWaiter"}
 #: methods that the façades use internally, and those that the example of a listener's class covers
 INTERNAL = {"LostEvent.close", "LostEvent.confirm", "LostEvent.set"}
 REDIS = {"redis.Mutex": Mutex, "redis.Timeout": Timeout, "redis.StateTransition": StateTransition}

@@ -9,8 +9,6 @@ import pytest
 from sqlalchemy import Engine, event, text
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.captures.query_plan import _as_text, search_statement
-from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.queue.fetch import Fetched
 from sqlalchemy_locks.workers.database import transaction
 from tests.conftest import Servers, install
@@ -181,10 +179,9 @@ def test_fetching_after_a_position_reads_fewer_pages(engine_to: MakeEngine) -> N
 
         def read(after: Any) -> int:
             operation = queue._fetch([], 10, queue="default", host="h", after=after)
-            impl: Any = operation._impl
-            context = build_context(connection.dialect, {})
-            statement = _as_text(search_statement(impl, impl.build_spec(context), context), operation, connection)
-            (plan,) = connection.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}").one()
+            compiled: Any = operation.compile(engine, compile_kwargs={"render_postcompile": True})
+            explain = f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {compiled}"
+            (plan,) = connection.exec_driver_sql(explain, compiled.params).one()
             document = json.loads(plan) if isinstance(plan, str) else plan
             return int(pages_searched(document[0]["Plan"]))
 

@@ -580,8 +580,6 @@ def test_async_sessions_and_async_locks(engine_to: MakeEngine, servers: Any, nam
         (lambda: queue.delete_finished(float("inf")), ValueError, "a hundred years"),
         (lambda: queue.capture(2**70), ValueError, "to 2147483647, not "),
         (lambda: queue.topic(None), TypeError, "a queue is a str"),
-        (lambda: sl.explain(queue.capture(1), "a connection"), TypeError, "a Connection or a Session"),  # type: ignore[arg-type]
-        (lambda: sl.explain("a capture", "a connection"), TypeError, "takes a capture"),  # type: ignore[arg-type]
         (lambda: sl.sqlite.begin_immediate(None), TypeError, "takes an Engine"),
         (lambda: queue.complete(42), TypeError, "42 is not a captured job"),
         (lambda: queue.complete(None), TypeError, "None is not a captured job"),

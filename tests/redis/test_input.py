@@ -159,7 +159,7 @@ def test_prefixes(client: Any) -> None:
 
 def test_two_prefixes_share_no_key(client: Any) -> None:
     """The queue "eu:mail" of one app would be the queue "mail" of the other."""
-    assert Mutex(client, prefix="shop")._keys("eu:mail").prefix == b"{shop:eu:mail}:mutex"
+    assert Mutex(client, prefix="shop")._keys("eu:mail")[0] == b"{shop:eu:mail}:mutex"
     with pytest.raises(ValueError, match="no colon"):
         Mutex(client, prefix="shop:eu")
 

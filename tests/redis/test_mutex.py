@@ -26,15 +26,6 @@ def test_held_until_released(party: Party, queue: str) -> None:
     assert party(mutex.acquire("a", queue=queue)) is True
 
 
-def test_queue_default_is_the_default(party: Party, plain: redis.Redis) -> None:
-    plain.flushall()
-    mutex = Mutex(party.client)
-    assert party(mutex.create("a")) == 1
-    assert party(mutex.create("a", queue="default")) == 0
-    assert party(mutex.acquire("a", queue="default")) is True
-    assert party(mutex.acquire("a")) is False
-
-
 def test_prefixes_and_queues_are_separate(party: Party, queue: str) -> None:
     mine, theirs = Mutex(party.client), Mutex(party.client, prefix="theirs")
     assert party(mine.create("a", queue=queue)) == 1

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 import multiprocessing
 import threading
@@ -17,7 +16,6 @@ import redis.asyncio
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
 from tests import servers as real
 from tests.fixtures.parties import PATIENCE
-from tests.redis.conftest import closed
 from tests.redis.test_timeout import Clock
 
 ALL = 64
@@ -46,21 +44,6 @@ def test_one_of_64_connections_acquires(server: real.Redis, plain: redis.Redis, 
     Mutex(plain).create(*ids, queue=queue)
     answers = at_once(server, lambda client, number: [Mutex(client).acquire(ids[number], queue=queue)], ALL)
     assert [Counter(together) for together in answers] == [{True: 1, False: ALL - 1}] * ROUNDS
-
-
-def test_one_of_64_tasks_acquires(server: real.Redis, plain: redis.Redis, queue: str) -> None:
-    ids = [f"task {number}" for number in range(ROUNDS)]
-    Mutex(plain).create(*ids, queue=queue)
-
-    async def race() -> list[Counter[bool]]:
-        clients = [redis.asyncio.Redis(host=server.host, port=server.port) for _ in range(ALL)]
-        mutexes = [Mutex(client) for client in clients]
-        told = [Counter(await asyncio.gather(*(mutex.acquire(id, queue=queue) for mutex in mutexes))) for id in ids]
-        for client in clients:
-            await closed(client)
-        return told
-
-    assert asyncio.run(race()) == [{True: 1, False: ALL - 1}] * ROUNDS
 
 
 def test_one_of_16_releases_and_one_acquires(server: real.Redis, plain: redis.Redis, queue: str) -> None:
@@ -111,25 +94,6 @@ def test_retries_are_spent_once_and_never_below_zero(server: real.Redis, plain: 
     answers = list(itertools.chain(*at_once(server, turn, 8)))
     assert Counter(answers)[True] == retries
     assert plain.hget(f"{{sqlalchemy_locks:{queue}}}:mutex:facts", "retries:a") == b"0"
-
-
-def test_tokens_of_concurrent_callers_rise(server: real.Redis, plain: redis.Redis, queue: str) -> None:
-    Mutex(plain).create("a", queue=queue)
-
-    def turn(client: redis.Redis, _: int) -> list[int]:
-        mutex, tokens = Mutex(client), []
-        for _ in range(10):
-            token = mutex.acquire_token("a", queue=queue)
-            if token is not None:
-                tokens.append(token)
-                client.rpush(f"tokens of {queue}", token)
-                mutex.release("a", queue=queue)
-        return tokens
-
-    taken = list(itertools.chain(*at_once(server, turn, 8)))
-    in_order = [int(token) for token in plain.lrange(f"tokens of {queue}", 0, -1)]
-    assert in_order == sorted({*taken})
-    assert len(in_order) == len(taken) > ROUNDS
 
 
 def drain(port: int, queue: str, barrier: Any, kind: str) -> list[Any]:

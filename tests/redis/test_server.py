@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import redis
@@ -58,6 +59,32 @@ def test_each_call_is_one_round_trip(make: Make, server: real.Redis, queue: str)
             party(call())
         assert len(proxy.requests) == len(calls)
         assert all(b"EVALSHA" in request for request in proxy.requests)
+
+
+@pytest.mark.parametrize("blocking", [False, True])
+def test_call_without_a_connection_was_not_sent(party: Party, server: real.Redis, queue: str, blocking: bool) -> None:
+    """The pool is full: its own error is raised, and not ``OutcomeUnknown``."""
+    module = redis.asyncio if isinstance(party.client, redis.asyncio.Redis) else redis
+    options: dict[str, Any] = {"host": server.host, "port": server.port, "max_connections": 1}
+    pool: Any = module.BlockingConnectionPool(timeout=0.1, **options) if blocking else module.ConnectionPool(**options)
+    mutex = Mutex(module.Redis(connection_pool=pool))
+    party(mutex.create("a", queue=queue))
+    assert party(mutex.acquire("a", queue=queue)) is True
+    taken = party(pool.get_connection(*(["PING"] if redis.__version__.startswith("5.0") else [])))
+    with pytest.raises(redis.ConnectionError):
+        party(mutex.release("a", queue=queue))
+    party(pool.release(taken))
+    assert party(mutex.release("a", queue=queue)) is True
+    party(pool.disconnect())
+
+
+def test_texts_are_stored_as_utf_8_by_every_client(make: Make, server: real.Redis, queue: str) -> None:
+    party = make(server.port, encoding="latin-1")
+    mutex = Mutex(party.client)
+    assert party(mutex.create("日é", queue=queue)) == 1
+    assert party(mutex.capture(3, queue=queue, owner="é\r\n$1")) == ["日é"]
+    with redis.Redis(host=server.host, port=server.port) as client:
+        assert [(each.id, each.owner) for each in Mutex(client).held(queue=queue)] == [("日é", "é\r\n$1")]
 
 
 @pytest.mark.parametrize("own", [True], indirect=True)

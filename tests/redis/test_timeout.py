@@ -172,11 +172,3 @@ def test_listed(party: Party, queue: str) -> None:
     assert [each.free_in for each in party(windows.listed(queue=queue)) if each.id == "news"] == [3500]
     days = at(3_600_100, every=86400, windowed=True, tz="Europe/Paris")
     assert {each.free_in for each in party(days.listed(queue=queue))} == {None}
-
-
-def test_listed_uses_the_clock_of_the_server(party: Party, queue: str) -> None:
-    daily = Timeout(party.client, every=86400)
-    party(daily.create("report", queue=queue))
-    assert party(daily.acquire("report", queue=queue)) is True
-    (listed,) = party(daily.listed(queue=queue))
-    assert 0 < listed.free_in <= 86400
