@@ -13,7 +13,7 @@ from sqlalchemy import Update
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, execute_in_session
 from sqlalchemy_locks.core.typing import BOOL_ROW, shaped
 from sqlalchemy_locks.errors import LockLost, Unsupported
-from sqlalchemy_locks.semaphore.base import SemaphoreImpl, external_id_of, lock_request_shared, token_of
+from sqlalchemy_locks.semaphore.base import SemaphoreImpl, external_id_of, share_request, token_of
 from sqlalchemy_locks.semaphore.statements import RELEASED
 from sqlalchemy_locks.values import Grant
 
@@ -42,7 +42,7 @@ class Guarded(SemaphoreImpl):
         with execution.waiting():
             if execution.backend.single_writer:
                 self._lock_file(execution)
-            request = lock_request_shared(execution, self.statements(execution))
+            request = share_request(execution, self.statements(execution))
         if request is None or request.state == RELEASED or request.expired or token not in (None, request.token):
             raise LockLost(
                 f"the permits of the request {ident!r} are held no longer, so the write was not made: "
