@@ -13,11 +13,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, Column, Integer, Select, Table, Update, func, select
+from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.sql import operators
 from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClauseList
 
 from sqlalchemy_locks._validation import valid_int
-from sqlalchemy_locks.core.entities import MappedTable
+from sqlalchemy_locks.core.entities import MappedTable, entity_of
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.core.typing import BOOL_ROW, shaped
 from sqlalchemy_locks.errors import StaleToken, Unsupported
@@ -71,14 +72,10 @@ class _FencedUpdate(OperationImpl):
 
     def __init__(self, statement: Update, fence: Any, token: int) -> None:
         super().__init__()
-        # not entity_description, which fails for a Table's UPDATE with a condition on a class's attribute
-        mapper = statement.table._annotations.get("parententity")
-        self.target = MappedTable(statement.table if mapper is None else mapper.entity, "fenced")
+        self.target = MappedTable(entity_of(statement), "fenced")
         self.fence = self.target.column(fence, "fence")
-        if statement._returning:
+        if len(statement.exported_columns):
             raise Unsupported("fenced returns True or False: leave out RETURNING, and SELECT afterwards")
-        if getattr(statement, "_ordered_values", None) is not None:
-            raise Unsupported("fenced adds columns to the SET clause: use values(), not ordered_values()")
         if not isinstance(self.fence.type, Integer):
             raise TypeError(f"fenced: {self.fence} must be an integer column for a token")
         self.token = token
@@ -86,6 +83,10 @@ class _FencedUpdate(OperationImpl):
         self.columns = [self._column(column) for column in dict(statement._values or {})]
         #: the condition matches one row at most
         self.single = self._equalities().keys() >= set(self.target.primary_key)
+        try:
+            self._fenced_update()
+        except InvalidRequestError as error:
+            raise Unsupported("fenced adds columns to the SET clause: use values(), not ordered_values()") from error
 
     def build(self, context: BuildContext) -> Update | None:
         # several rows must be checked for newer tokens afterwards, and can be rolled back only in a transaction

@@ -24,8 +24,8 @@ from sqlalchemy_locks.alembic.script import Family, InstallScript
 #: The functions of the locks, with the types of their arguments. Their bodies differ between servers.
 _LOCK_FUNCTIONS = {
     "refuse": "boolean",
-    "exclusive": "bigint, boolean",
-    "shared": "bigint, boolean",
+    "exclusive": "bigint, boolean, integer",
+    "shared": "bigint, boolean, integer",
     "try_exclusive": "bigint, boolean",
     "try_shared": "bigint, boolean",
     "create": "bigint[]",
@@ -38,12 +38,12 @@ _COMMON_FUNCTIONS = {
     "key": "text[]",
     "semaphore_checked": "text, text",
     "semaphore_take_back": "bigint",
-    "semaphore_acquire": "text[], integer[], text, text, double precision, text, text, boolean, bigint[], boolean",
-    "semaphore_release": "text, text, text",
-    "semaphore_renew": "text, text, text",
-    "semaphore_create": "text, integer, text, text, boolean",
-    "semaphore_resize": "text, integer, text, text, boolean",
-    "semaphore_delete": "text, text, text",
+    "semaphore_acquire": "text[], integer[], text, text, double precision, integer, text, boolean, bigint[]",
+    "semaphore_release": "text, text, integer",
+    "semaphore_renew": "text, text, integer",
+    "semaphore_create": "text, integer, text, integer, boolean",
+    "semaphore_resize": "text, integer, text, integer, boolean",
+    "semaphore_delete": "text, text, integer",
 }
 
 #: Every function, with the types of its arguments as ``oidvectortypes`` spells them.

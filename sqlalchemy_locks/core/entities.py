@@ -18,6 +18,7 @@ from sqlalchemy import (
     Table,
     TypeDecorator,
     UniqueConstraint,
+    Update,
     inspect,
     literal_column,
     update,
@@ -25,6 +26,14 @@ from sqlalchemy import (
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Mapper, Session
+
+
+def entity_of(statement: Update) -> Any:
+    """Return the mapped class that an UPDATE is of, or its table without one."""
+    try:
+        return statement.entity_description.get("entity", statement.table)
+    except KeyError:  # SQLAlchemy's, for a Table's UPDATE with a condition on an attribute of a class
+        return statement.table
 
 
 class MappedTable:

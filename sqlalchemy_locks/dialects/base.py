@@ -333,7 +333,7 @@ class Backend:
         sends nothing for ``IDLE`` seconds, so that a process that is stopped doesn't block the others.
 
         :param seconds: the longest wait.
-        :return: whether the head was reached, on engines that raise no error at a timeout.
+        :return: whether the head was reached, where no error says so.
         """
         raise NotImplementedError
 

@@ -40,11 +40,17 @@ from sqlalchemy_locks.sql.elements import (
 )
 
 _MARKER = "sqlalchemy_locks"
+# the variable is a stack of the settings before, so that a longest wait may be set inside another
 _WAIT = text(
-    "SET @sqlalchemy_locks_wait = @@session.innodb_lock_wait_timeout, SESSION innodb_lock_wait_timeout = :wait"
+    "SET @sqlalchemy_locks_wait = CONCAT_WS(',', @@session.innodb_lock_wait_timeout, @sqlalchemy_locks_wait), "
+    "SESSION innodb_lock_wait_timeout = :wait"
 )
 _ROW_WAIT = text("SELECT @@session.innodb_lock_wait_timeout")
-_RESTORE = text("SET SESSION innodb_lock_wait_timeout = @sqlalchemy_locks_wait")
+_PREVIOUS_WAIT = "SUBSTRING_INDEX(@sqlalchemy_locks_wait, ',', 1)"
+_RESTORE = text(
+    f"SET SESSION innodb_lock_wait_timeout = CAST({_PREVIOUS_WAIT} AS UNSIGNED), @sqlalchemy_locks_wait = "
+    f"NULLIF(SUBSTRING(@sqlalchemy_locks_wait, LENGTH({_PREVIOUS_WAIT}) + 2), '')"
+)
 
 _QUEUE_NAME = "SHA2(CONCAT_WS(':', 'sqlalchemy_locks.queue', DATABASE(), :key), 256)"
 _IDLE = text(f"SET @sqlalchemy_locks_idle = @@session.wait_timeout, SESSION wait_timeout = {IDLE}")

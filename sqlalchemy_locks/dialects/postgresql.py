@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-from sqlalchemy import BigInteger, Column, Insert, Table, Text, bindparam, func, literal, select, text
+from sqlalchemy import BigInteger, Column, Insert, Table, bindparam, text
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.sql import Executable
@@ -18,17 +17,15 @@ from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (regist
 from sqlalchemy_locks.dialects.base import IDLE, Backend, Server
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
-from sqlalchemy_locks.sql.elements import HeldKeys, LockFunction, Void
+from sqlalchemy_locks.sql.elements import HeldKeys
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
 _VERSION = text("SELECT version()")
 _STATEMENT_TIMEOUT = text("SELECT set_config('statement_timeout', '1s', true)")
-# the settings come first, as they apply to the wait; a postgresql:// URL may lead to YugabyteDB
 _JOIN = text(
-    "SELECT CASE WHEN strpos(version(), '-YB-') = 0 THEN concat(set_config('lock_timeout', :wait, true), "
-    f"set_config('idle_in_transaction_session_timeout', '{IDLE}s', true), "
-    "CAST(pg_advisory_xact_lock(:key) AS TEXT)) END"
+    f"SELECT set_config('idle_in_transaction_session_timeout', '{IDLE}s', true), "
+    "CAST(pg_advisory_xact_lock(:key) AS TEXT)"
 ).bindparams(bindparam("key", type_=BigInteger()))
 
 # held to the end of the transaction; older releases of YugabyteDB lack such locks
@@ -42,16 +39,6 @@ _LOCKED_KEYS_KIND = text(
     JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace
     WHERE nspname = :schema AND relname = 'locked_keys'
     """
-)
-
-# YugabyteDB: lock_timeout doesn't apply to row locks, nor statement_timeout to the statement that sets it
-_LIMIT = text(
-    "SELECT current_setting('statement_timeout'), set_config('statement_timeout', :wait, true), "
-    f"set_config('idle_in_transaction_session_timeout', '{IDLE}s', true)"
-)
-_JOIN_BY_ROW = select(
-    LockFunction("exclusive", bindparam("key", type_=BigInteger()), literal(True), type_=Void()),
-    func.set_config("statement_timeout", bindparam("was", type_=Text()), True),
 )
 
 _SERVER = text(
@@ -305,21 +292,21 @@ class PostgreSQL(Backend):
         return "where the table bodies are installed, as on YugabyteDB: their locks are row locks, which no table lists"
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
-        # of the transaction: it ends with it, and so do the settings
-        if _at_once(connection, _JOIN, {"key": key, "wait": self.wait_value(seconds)}).scalar() is None:
-            join_by_row(connection, key, self.wait_value(seconds))
+        # of the transaction: the lock ends with it, and so does the setting
+        with self.bounded(connection, seconds):
+            _at_once(connection, _JOIN, {"key": key})
         return True
 
     def statement_interrupted(self, error: DBAPIError) -> bool:
         return _sqlstate(error) == "57014"
 
-    def wait_value(self, seconds: float) -> str:
-        return _milliseconds(seconds)
+    def wait_value(self, seconds: float) -> int:
+        return max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))
 
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
         local = not self.autocommit(connection)
-        was = _at_once(connection, _WAIT, {"wait": self.wait_value(seconds), "local": local}).scalar()
+        was = _at_once(connection, _WAIT, {"wait": str(self.wait_value(seconds)), "local": local}).scalar()
         try:
             yield
         except BaseException:
@@ -335,22 +322,10 @@ def _at_once(connection: Connection, statement: Executable, values: Mapping[str,
     return connection.execute(statement, values, execution_options={"stream_results": False, "yield_per": None})
 
 
-def join_by_row(connection: Connection, key: int, wait: str) -> None:
-    """Wait for the head of the queue of a key, by a lock of its row (YugabyteDB)."""
-    was = _at_once(connection, _LIMIT, {"wait": wait}).scalar()
-    _at_once(connection, _JOIN_BY_ROW, {"key": key, "was": was})
-
-
 def _yugabytedb_version(connection: Connection) -> str | None:
     """Return the version of YugabyteDB, to which a ``postgresql://`` URL may lead; ``None`` for PostgreSQL."""
     found = re.search(r"-YB-([\d.]*)", str(_at_once(connection, _VERSION).scalar()))
     return None if found is None else found[1]
-
-
-@functools.lru_cache(maxsize=64)
-def _milliseconds(seconds: float) -> str:
-    """Return a setting's value: nearly always that of the same few limits."""
-    return f"{max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))}ms"
 
 
 def _transaction_status(driver: Any) -> int | None:

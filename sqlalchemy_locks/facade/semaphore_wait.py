@@ -1,31 +1,30 @@
-"""Waiting for room in semaphores, in FIFO order.
+"""Waiting for room in semaphores.
 
-A request is tried immediately, in one round trip where the engine has functions, unless others wait already. One that
-is denied queues: in memory behind those of its own process, and then, the first of each process, in the queue that the
-server keeps. The one at the head polls without a lock, and acquires when there is room; the others cost little.
+A request is tried immediately, in one round trip where the engine has functions, and denied while others queue. Then
+it waits behind those of its own process; the first of each process waits for the head of the queue that the server
+keeps. The request at the head polls without a lock, and acquires when there is room. Where the server keeps no queue,
+the first of each process polls, after random pauses.
 
-Queues are for fairness alone. Whether there is room is decided by the acquire and by nothing else, and a request that
-has queued for a minute is tried regardless of its position, so that it depends on no other process. A caller that holds
+Queues are for fairness alone: whether there is room is decided by the acquire and by nothing else. A caller that holds
 permits of the semaphore already doesn't queue: the request at the head may be waiting for those.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any
 
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import semaphore
-from sqlalchemy_locks.core.engine_state import engine_state
-from sqlalchemy_locks.core.operation import Execution, Operation, fresh_nonce
-from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.core.engine_state import backend_of
+from sqlalchemy_locks.core.operation import Operation, fresh_nonce
+from sqlalchemy_locks.dialects import Backend
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connect, has_room
+from sqlalchemy_locks.dialects.connections import has_room
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockTimeout,
@@ -37,14 +36,14 @@ from sqlalchemy_locks.errors import (
     UnknownSemaphore,
 )
 from sqlalchemy_locks.facade.permit_runner import ROW_TIMEOUT, PermitRunner
-from sqlalchemy_locks.facade.server_queue import QUEUE_TIMEOUT, ServerQueue
+from sqlalchemy_locks.facade.server_queue import ServerQueue
 from sqlalchemy_locks.keys import key
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.backoff import Backoff
 from sqlalchemy_locks.runtime.local_queue import local_queues
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.runtime.transaction import ShortTransaction
-from sqlalchemy_locks.semaphore.acquire import acquire_if_room, acquire_in_turn
+from sqlalchemy_locks.semaphore.acquire import in_turn
 from sqlalchemy_locks.semaphore.availability import availability, exhausted_in
 from sqlalchemy_locks.semaphore.release import forget, withdraw
 from sqlalchemy_locks.values import Grant, PermitHolder
@@ -66,7 +65,7 @@ class SemaphoreWaiter:
 
     def __init__(
         self,
-        semaphores: PermitRunner,
+        runner: PermitRunner,
         request: Operation[Any],
         timeout: float | None,
         *,
@@ -74,43 +73,42 @@ class SemaphoreWaiter:
         known: bool = False,
         held: Mapping[str, int] = _NOTHING,
     ) -> None:
-        self._semaphores, self._engine = semaphores, semaphores.engine
-        self._request, self._timeout = request, timeout
+        self._runner, self._request, self._timeout = runner, request, timeout
         self._kind, self._known, self._held = kind, known, held
-        self._permits: dict[str, int] = request._values["permits"]
         self._began = time.monotonic()
-        self._deadline = None if timeout is None else self._began + timeout
-        self._backend = backend_for(self._engine.dialect)
-        self._queues = local_queues(self._engine.dialect)
-        #: semaphores of another schema or prefix have other queues
-        self.installation = semaphores.installation
-        self._keys = {name: queue_key("sqlalchemy_locks.semaphore", self.installation, name) for name in self._permits}
-        #: the last attempt ended without an answer, since others had the rows locked
-        self._busy = False
+        #: of every attempt, so that one recognizes what an earlier one was granted
+        self._nonce = fresh_nonce()
+        #: the semaphores without room, by the last answer; ``None`` while others have kept the rows locked
+        self._exhausted: Sequence[str] | None = None
+        #: the semaphores whose whole capacity, unless it is 0, is less than what is asked for, with it
+        self._beyond: dict[str, int] = {}
         #: the reply to a COMMIT of the grant was lost, and no attempt has been answered since
         self._unanswered = False
         #: the reply to some attempt was lost, which may still reach the server
         self._late_attempt = False
-        #: the semaphores whose whole capacity, unless it is 0, is less than what is asked for, with it
-        self._beyond: dict[str, int] = {}
-        #: the semaphores that had no room when the wait timed out
-        self._exhausted: tuple[str, ...] = ()
-        #: of every attempt, so that one recognizes what an earlier one was granted
-        self._nonce = fresh_nonce()
         #: when what was granted was asked for, by :func:`clock`
         self.asked_at = 0.0
+
+    @property
+    def _permits(self) -> dict[str, int]:
+        permits: dict[str, int] = self._request._values["permits"]
+        return permits
+
+    @property
+    def _backend(self) -> Backend:
+        return backend_of(self._runner.engine.dialect)
 
     def wait(self) -> Grant:
         """Wait until the request is granted.
 
         :raises LockTimeout: :raises RequestHeld: :raises RequestOver: :raises ReentryError: as ``Locks.semaphore``.
         """
-        asked, locks = self._request._values, self._semaphores.locks
+        asked, locks = self._request._values, self._runner.locks
         ident, kind = asked["external_id"], self._kind or "semaphore"
         labels = {"owner": asked["owner"], "external_id": ident}
         hint = f"its external_id is {ident!r}: ask again with it, or release it"
         if self._backend.single_writer:
-            reentry.refuse_write(self._engine)  # before it waits behind others, which wait for this caller
+            reentry.refuse_write(self._runner.engine)  # before it waits behind others, which wait for this caller
         try:
             grant = self._wait()
             if grant.replayed and self._kind is not None:
@@ -130,9 +128,9 @@ class SemaphoreWaiter:
                 # nobody else knows the id, or may enter with it, though this block did not begin
                 undo = forget(ident, self._nonce) if self._known else withdraw(ident)
                 # a caller that isn't cancelled doesn't wait for long
-                run = partial(self._semaphores.run, wait=ROW_TIMEOUT if isinstance(error, Exception) else None)
+                run = partial(self._runner.run, wait=ROW_TIMEOUT if isinstance(error, Exception) else None)
                 with contextlib.suppress(Exception):
-                    self._semaphores.shield(run, undo)
+                    self._runner.shield(run, undo)
             if isinstance(error, LockTimeout):
                 # a single attempt is to be cheap: it doesn't ask for the holders
                 holders = self._permit_holders() if self._timeout else ()
@@ -153,65 +151,155 @@ class SemaphoreWaiter:
             except BaseException:
                 if not self._known:
                     with contextlib.suppress(Exception):  # only this caller knows the id
-                        self._semaphores.shield(self._semaphores.run, semaphore.release(ident))
+                        self._runner.shield(self._runner.run, semaphore.release(ident))
                 raise
         return grant
 
     def _wait(self) -> Grant:
-        once = self._timeout == 0
         # a request that may be granted already must not queue, and neither must one whose caller holds permits
-        name = None if self._known or self._held else self.queued_semaphore(local=not once)
+        name = None if self._known or self._held or self._timeout == 0 else self._queued_here()
         if name is None:
-            plain = self._held or not self._backend.server_queues
-            grant = self._try(self._request if plain else acquire_in_turn(self._request, self._keys))
+            ordered = self._backend.server_queues and not self._held
+            request = in_turn(self._request, self._queue_keys()) if ordered else self._request
+            grant = self._try(request)
             if grant is not None and grant.acquired:
                 return grant
-            if once:
-                raise self._timed_out(*(() if grant is None else grant.exhausted))
             name = next(iter(self._permits if grant is None else grant.exhausted))
-        elif once:
-            raise self._timed_out(name)
+            if self._timeout == 0:
+                raise self._timed_out()
         if self._held:
-            self._find_exhausted(name)  # raises where waiting would deadlock
+            self._look()  # raises where waiting would deadlock
         while True:
-            # to queue with more than the capacity would keep all others waiting
-            unqueued = bool(self._held) or name in self._beyond
-            found = self._poll(name, queued=False) if unqueued else self._wait_in_queue(name)
-            if isinstance(found, Grant):
-                return found
-            name = found  # another semaphore is exhausted: the queue of the first one has been left
+            outcome = self._wait_for(name)
+            if isinstance(outcome, Grant):
+                return outcome
+            name = outcome
             if self._left() == 0:
-                raise self._timed_out(name)
+                raise self._timed_out()
 
-    def queued_semaphore(self, *, local: bool = True) -> str | None:
-        """Return the first of the semaphores that others queue for, as far as that is known without a statement.
+    def _queue_keys(self) -> list[int]:
+        """Return the keys of the server's queues; semaphores of another schema or prefix have others."""
+        where = self._runner.installation
+        return [queue_key("sqlalchemy_locks.semaphore", where, name) for name in self._permits]
 
-        :param local: look at the queues of this process, too.
+    def _queued_here(self) -> str | None:
+        """Return the first of the semaphores that others of this process wait for."""
+        queues, where = local_queues(self._runner.engine.dialect), self._runner.installation
+        occupied = queues.first_occupied([("queue", where, name) for name in self._permits])
+        if occupied is None:
+            return None
+        name: str = occupied[-1]
+        self._exhausted = [name]
+        return name
+
+    def _wait_for(self, name: str) -> Grant | str:
+        """Wait for room in a semaphore; return the grant, or which semaphore to wait for instead."""
+        # to queue with more than the capacity would keep all others waiting
+        if self._held or name in self._beyond:
+            return self._poll(name, queued=False)
+        queues = local_queues(self._runner.engine.dialect)
+        ticket = queues.ticket(("queue", self._runner.installation, name))
+        try:
+            if not ticket.wait(self._left()):
+                raise self._timed_out()
+            with queues.spare_connection(self._runner.engine.pool) as spare:
+                outcome = self._wait_at_head(name) if spare and self._backend.server_queues else None
+                return self._poll(name) if outcome is None else outcome
+        finally:
+            ticket.leave()
+
+    def _wait_at_head(self, name: str) -> Grant | str | None:
+        """As :meth:`_wait_for`, at the head of the server's queue; ``None`` where there is none, or no time for it."""
+        queue_keys = dict(zip(self._permits, self._queue_keys(), strict=True))
+        backoff = Backoff(0.01)
+        while self._at_most(float("inf")) > self._backend.min_queue_wait:
+            try:
+                with ServerQueue(self._runner.engine, queue_keys[name]) as queue:
+                    return self._poll(name, queue) if queue.join(self._left()) else None
+            except PoolTimeout:
+                raise
+            except LockTimeout as error:
+                if self._left() == 0:
+                    raise self._timed_out() from error
+            except DBAPIError as error:
+                if not (error.connection_invalidated or self._is_transient(error)):
+                    raise
+            except DriverTimeout:
+                pass
+            if self._unanswered:
+                # disconnected, perhaps after the grant, which must not queue
+                grant = self._try(self._request)
+                if grant is not None and grant.acquired:
+                    return grant
+            self._pause(backoff)
+        return None
+
+    def _poll(self, name: str, queue: ServerQueue | None = None, *, queued: bool = True) -> Grant | str:
+        """As :meth:`_wait_for`, by looking again and again whether there is room.
+
+        :param queue: whose head this request has reached; without it, no connection is kept between two polls.
+        :param queued: in a queue, in memory at least; ends when what is asked for exceeds the capacity.
         """
-        if local:
-            occupied = self._queues.first_occupied([("queue", self.installation, name) for name in self._permits])
-            if occupied is not None:
-                name: str = occupied[-1]
-                return name
-        queue = self._backend.file_queue(self._engine, self._left())
-        return None if queue is None else next((name for name, k in self._keys.items() if queue.has_waiters(k)), None)
+        # among waiters without an order, one that polls less than those that came after it is served less
+        backoff = Backoff(0.01, 0.002) if queue is None else Backoff(0.0003)
+        while True:
+            exhausted = self._look(queue)
+            if exhausted is not None and not exhausted:
+                grant = self._try(self._request) if queue is None else self._acquire_at_head(queue)
+                if grant is not None and grant.acquired:
+                    return grant
+                exhausted = None if grant is None else grant.exhausted
+            if exhausted is not None and name not in exhausted:
+                return exhausted[0]
+            if not self._held and queued is (name in self._beyond):
+                return name  # the capacity was changed, or is known now: decide again whether to queue
+            self._pause(backoff)
+
+    def _look(self, queue: ServerQueue | None = None) -> Sequence[str] | None:
+        """Return which of the semaphores have no room, by a plain read; ``None`` where that was locked out.
+
+        :raises ReentryError: when waiting for it would deadlock with what the caller holds.
+        """
+        operation = availability(self._request)
+        if queue is None:
+            # on SQLite, an app's own way to begin may take the write lock, and wait for it for as long as it likes
+            short, wait = self._backend.single_writer, self._row_timeout()
+            try:
+                rows = list(self._runner.locks._run(operation, short=short, wait=wait))
+            except PoolTimeout:
+                raise
+            except LockTimeout:
+                self._exhausted = None
+                return None
+        else:
+            rows = list(queue.run(operation, {}))
+        self._note_capacities({row.name: row.capacity for row in rows})
+        for row in rows:
+            held = self._held.get(row.name)
+            if held and row.capacity is not None and held + self._permits[row.name] > row.capacity:
+                raise ReentryError(
+                    f"this thread or task holds {held} of {row.capacity} permits of {row.name!r} already: waiting for "
+                    f"{self._permits[row.name]} more would deadlock"
+                )
+        self._exhausted = exhausted_in(rows, self._permits)
+        return self._exhausted
 
     def _try(self, request: Operation[Any]) -> Grant | None:
         """Attempt to acquire once; ``None`` when others kept the rows locked for too long."""
-        timeout, self._busy = self._row_timeout(), True
-        deadline, tickets = time.monotonic() + timeout, []
+        timeout, self._exhausted = self._row_timeout(), None
+        deadline = time.monotonic() + timeout
+        queues, where = local_queues(self._runner.engine.dialect), self._runner.installation
         try:
-            # one thread or task of this process at a time: the others would keep connections waiting for the row
-            for name in self._permits:
-                ticket = self._queues.ticket(("rows", self.installation, name))
-                tickets.append(ticket)
-                if not ticket.wait(max(0.0, deadline - time.monotonic())):
-                    return None
-            self._note_attempt()
-            answer = self._semaphores.run(request, self._nonce, wait=timeout, on_lost=self._note_late_attempt)
-            grant = self._refuse_ended(answer)
-            self._busy = False
-            return grant
+            with contextlib.ExitStack() as tickets:
+                # one thread or task of this process at a time: the others would keep connections waiting for the row
+                for name in self._permits:
+                    ticket = queues.ticket(("rows", where, name))
+                    tickets.callback(ticket.leave)
+                    if not ticket.wait(max(0.0, deadline - time.monotonic())):
+                        return None
+                self._note_attempt()
+                note = self._note_late_attempt
+                return self._answered(self._runner.run(request, self._nonce, wait=timeout, on_lost=note))
         except PoolTimeout:
             raise
         except LockTimeout:
@@ -221,157 +309,32 @@ class SemaphoreWaiter:
             if error.connection_invalidated or not self._is_transient(error):
                 raise
             return None
-        finally:
-            for ticket in tickets:
-                ticket.leave()
 
-    def _wait_in_queue(self, name: str) -> Grant | str:
-        """Wait in the queue of a semaphore; return the grant, or which other semaphore is exhausted."""
-        ticket = self._queues.ticket(("queue", self.installation, name))
-        try:
-            while not ticket.wait(self._until_deadline(QUEUE_TIMEOUT)):
-                if self._left() == 0:
-                    raise self._timed_out(name)
-                found = self._try_out_of_turn(name)
-                if found is not None:
-                    return found
-            return self._wait_in_front(name)
-        finally:
-            ticket.leave()
-
-    def _try_out_of_turn(self, name: str) -> Grant | str | None:
-        """As :meth:`_wait_in_queue`, without waiting; ``None`` when this semaphore is exhausted or locked."""
-        grant = self._try(self._request)
-        if grant is None or grant.acquired:
-            return grant
-        return None if name in grant.exhausted else grant.exhausted[0]
-
-    def _wait_in_front(self, name: str) -> Grant | str:
-        """As :meth:`_wait_in_queue`, at the front of this process's queue."""
-        with self._queues.spare_connection(self._engine.pool) as spare:
-            while (
-                spare
-                and self._backend.server_queues
-                and self._until_deadline(QUEUE_TIMEOUT) > self._backend.min_queue_wait
-            ):
-                try:
-                    with ServerQueue(self._engine, self._keys[name], self._left()) as queue:
-                        if not queue.available():
-                            break
-                        if queue.wait(self._left()):
-                            return self._poll_at_head(queue.transaction, name)
-                except PoolTimeout:
-                    raise
-                except LockTimeout as error:
-                    if self._left() == 0:
-                        raise self._timed_out(name) from error
-                except DBAPIError as error:
-                    if not (error.connection_invalidated or self._is_transient(error)):
-                        raise
-                except DriverTimeout:
-                    pass
-                # its time in the queue has ended, or it was disconnected, perhaps after the grant
-                found = self._try_out_of_turn(name)
-                if found is not None:
-                    return found
-                self._pause(name, random.uniform(0, 0.05))
-        return self._poll(name, queued=True)
-
-    def _poll_at_head(self, short: ShortTransaction, name: str) -> Grant | str:
-        """As :meth:`_wait_in_queue`, at the head of the server's queue, on the connection that is there."""
-        backoff = Backoff(0.0003)
-        one_call = short.backend.calls_functions
-        request = acquire_if_room(self._request) if one_call else self._request
-        while True:
-            exhausted = []
-            if not one_call:
-                exhausted = self._exhausted_in(Execution(short.connection, availability(request), {}).value())
-            if not exhausted:
-                self._note_attempt()
-                options, self._busy = {"locks_nonce": self._nonce, "locks_wait": self._row_timeout()}, True
-                grant = self._refuse_ended(Execution(short.connection, request, options).value())
-                self._busy = False
-                if grant.acquired:
-                    self._unanswered = True
-                    try:
-                        short.transaction.commit()
-                    except DBAPIError as error:
-                        self._unanswered = error.connection_invalidated
-                        raise
-                    return grant
-                exhausted = list(grant.exhausted)
-                if grant.capacities:
-                    self._note_capacities(dict(zip(grant.permits, grant.capacities, strict=True)))
-                if not one_call:
-                    # another request was faster; a denial keeps its row locks until the transaction ends
-                    short.transaction.rollback()
-                    short.transaction = short.backend.begin(short.connection, engine_state(short.connection).server)
-            if name not in exhausted:
-                return exhausted[0]
-            if name in self._beyond:
-                return name
-            self._pause(name, backoff.pause())
-
-    def _poll(self, name: str, *, queued: bool) -> Grant | str:
-        """As :meth:`_wait_in_queue`, without the server's queue, and without a connection between two polls.
-
-        :param queued: in the front of this process's queue; ends when what is asked for exceeds the capacity.
-        """
-        queue = self._backend.file_queue(self._engine, self._left()) if queued else None
-        with contextlib.nullcontext() if queue is None else queue.ticket(self._keys[name]) as ticket:
-            # among waiters without an order, one that polls less than those that came after it is served less
-            backoff = Backoff(0.01, 0.002) if ticket is None else Backoff()
-            until = time.monotonic() + QUEUE_TIMEOUT
-            while ticket is not None and ticket.before():
-                self._pause(name, ticket.pause())
-                if time.monotonic() > until:
-                    found, until = self._try_out_of_turn(name), time.monotonic() + QUEUE_TIMEOUT
-                    if found is not None:
-                        return found
-            while True:
-                exhausted = self._find_exhausted(name)
-                if not exhausted:
-                    grant = self._try(self._request)
-                    if grant is not None and grant.acquired:
-                        return grant
-                    exhausted = [name] if grant is None else list(grant.exhausted)
-                if name not in exhausted:
-                    return exhausted[0]
-                if not self._held and queued is (name in self._beyond):
-                    return name  # the capacity was changed, or is known now: decide again whether to queue
-                if ticket is not None:
-                    ticket.refresh()
-                self._pause(name, random.uniform(0.5, 1) * backoff.pause())
-
-    def _find_exhausted(self, name: str) -> list[str]:
-        """Return which of the semaphores have no room, by a plain read; ``name`` where that was locked out."""
-        if not self._backend.single_writer:
-            return self._exhausted_in(self._semaphores.run(availability(self._request)))
-        # an app's own way to begin may take the write lock, and wait for it for as long as it likes
-        with ShortTransaction(self._engine, connect(self._engine, self._left())) as short:
+    def _acquire_at_head(self, queue: ServerQueue) -> Grant:
+        """Attempt to acquire once, on the connection that is in the server's queue."""
+        self._note_attempt()
+        self._exhausted = None
+        options = {"locks_nonce": self._nonce, "locks_wait": self._row_timeout()}
+        grant = self._answered(queue.acquire(self._request, options))
+        if grant.acquired:
+            self._unanswered = True
             try:
-                short.begin(writes=False, wait=self._row_timeout())
-            except LockTimeout:
-                self._busy = True
-                return [name]
-            return self._exhausted_in(Execution(short.connection, availability(self._request), {}).value())
+                queue.commit()
+            except DBAPIError as error:
+                self._unanswered = error.connection_invalidated
+                raise
+        return grant
 
-    def _exhausted_in(self, rows: Any) -> list[str]:
-        """Return which of the semaphores have no room.
-
-        :raises ReentryError: when waiting for it would deadlock with what the caller holds.
-        """
-        self._busy = False
-        rows = list(rows)
-        self._note_capacities({row.name: row.capacity for row in rows})
-        for row in rows:
-            held = self._held.get(row.name)
-            if held and row.capacity is not None and held + self._permits[row.name] > row.capacity:
-                raise ReentryError(
-                    f"this thread or task holds {held} of {row.capacity} permits of {row.name!r} already: waiting for "
-                    f"{self._permits[row.name]} more would deadlock"
-                )
-        return exhausted_in(rows, self._permits)
+    def _answered(self, grant: Grant) -> Grant:
+        """Return the grant. :raises RequestOver: when the request was granted before, and its grant has ended."""
+        if grant.replayed and not grant.acquired:
+            raise RequestOver(
+                f"the request {grant.external_id!r} was granted before and is {grant.state}: it is never "
+                "granted again, so ask with another external_id",
+                grant.state,
+            )
+        self._unanswered, self._exhausted = False, grant.exhausted
+        return grant
 
     def _note_capacities(self, capacities: Mapping[str, int | None]) -> None:
         self._beyond = {name: size for name, size in capacities.items() if size and size < self._permits[name]}
@@ -384,71 +347,63 @@ class SemaphoreWaiter:
         if not self._unanswered:
             self.asked_at = clock()
 
-    def _refuse_ended(self, grant: Grant) -> Grant:
-        """Return the grant. :raises RequestOver: when the request was granted before, and its grant has ended."""
-        if grant.replayed and not grant.acquired:
-            raise RequestOver(
-                f"the request {grant.external_id!r} was granted before and is {grant.state}: it is never "
-                "granted again, so ask with another external_id",
-                grant.state,
-            )
-        self._unanswered = False
-        return grant
-
     def _is_transient(self, error: DBAPIError) -> bool:
-        backend = backend_for(self._engine.dialect)
-        return backend.transient(error) or backend.statement_interrupted(error)
+        return self._backend.transient(error) or self._backend.statement_interrupted(error)
 
     def _left(self) -> float | None:
-        return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
+        """Return the seconds until the timeout; ``None`` without one."""
+        return None if self._timeout is None else max(0.0, self._began + self._timeout - time.monotonic())
 
-    def _until_deadline(self, longest: float) -> float:
+    def _at_most(self, longest: float) -> float:
         left = self._left()
         return longest if left is None else min(longest, left)
 
     def _row_timeout(self) -> float:
-        return ROW_TIMEOUT if self._timeout == 0 else max(0.01, self._until_deadline(ROW_TIMEOUT))
+        return ROW_TIMEOUT if self._timeout == 0 else max(0.01, self._at_most(ROW_TIMEOUT))
 
-    def _pause(self, name: str, pause: float) -> None:
+    def _pause(self, backoff: Backoff) -> None:
         if self._left() == 0:
-            raise self._timed_out(name)
-        self._semaphores.locks._sleep(self._until_deadline(pause))
+            raise self._timed_out()
+        self._runner.locks._sleep(self._at_most(backoff.pause()))
 
-    def _timed_out(self, *names: str) -> LockTimeout:
+    def _timed_out(self) -> LockTimeout:
         within = "(timeout=0)" if self._timeout == 0 else f"within {self._timeout:g} s"
-        if self._busy:
+        if not self._exhausted:
             wanted = ", ".join(map(repr, self._permits))
             return LockTimeout(
                 f"{wanted}, or the request itself, stayed locked by others {within}: whether there is room is unknown"
             )
-        self._exhausted = names
         too_many = "".join(
             f"; {self._permits[name]} permits of {name!r} were asked for, and its capacity is {self._beyond[name]}"
-            for name in names
+            for name in self._exhausted
             if name in self._beyond
         )
-        return LockTimeout(f"{', '.join(map(repr, names))} had no room {within}{too_many}")
+        return LockTimeout(f"{', '.join(map(repr, self._exhausted))} had no room {within}{too_many}")
 
     def _permit_holders(self) -> tuple[PermitHolder, ...]:
         """Return who holds the permits that were not available; empty where that can't be read immediately."""
-        found: list[PermitHolder] = []
-        if not has_room(self._engine):
+        if not has_room(self._runner.engine):
             return ()
+        holders: list[PermitHolder] = []
         with contextlib.suppress(Exception):
-            short = ShortTransaction(self._engine)
-            short.open(writes=False, wait=0, within=0)
+            short = ShortTransaction(self._runner.engine)
+            short.open(writes=False, wait=0)
             with short, short.backend.statement_timeout(short.connection):
-                for name in self._exhausted:
-                    found += [
-                        PermitHolder(
-                            name=name,
-                            owner=row.owner,
-                            since=row.since,
-                            external_id=row.external_id,
-                            permits=row.permits,
-                            expires_at=row.expires_at,
-                        )
-                        for row in short.connection.execute(semaphore.holders(name))
-                        if not row.expired
-                    ]
-        return tuple(found)
+                for name in self._exhausted or ():
+                    holders += _holders_of(name, short.connection.execute(semaphore.holders(name)))
+        return tuple(holders)
+
+
+def _holders_of(name: str, rows: Iterable[Any]) -> list[PermitHolder]:
+    return [
+        PermitHolder(
+            name=name,
+            owner=row.owner,
+            since=row.since,
+            external_id=row.external_id,
+            permits=row.permits,
+            expires_at=row.expires_at,
+        )
+        for row in rows
+        if not row.expired
+    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, Boolean, Integer, Select, bindparam, func, literal, select
+from sqlalchemy import ARRAY, BigInteger, Boolean, Integer, bindparam, false, select, true
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
@@ -22,6 +22,9 @@ from sqlalchemy_locks.lock.key_locks import LOCK_KEY, KeyLocks, LockMode
 from sqlalchemy_locks.lock.write_lock import WriteLock
 from sqlalchemy_locks.sql.elements import LockFunction, Void
 
+#: of the functions that wait: how long, in milliseconds
+_WAIT = bindparam("wait_ms", None, Integer())
+
 
 class FunctionLocks(KeyLocks):
     """Locks on keys where the database has functions for them."""
@@ -31,11 +34,8 @@ class FunctionLocks(KeyLocks):
 
     def acquire(self, execution: Execution, mode: LockMode, statement: Executable | None) -> bool | None:
         assert statement is not None
-        values = execution.values
-        if execution.wait is not None and not mode.tries:
-            statement = _with_lock_timeout(mode)
-            values = {**values, "wait": execution.backend.wait_value(execution.wait)}
-        held: bool | None = execution.scalar(statement, values, simple=True)
+        wait = None if execution.wait is None else execution.backend.wait_value(execution.wait)
+        held: bool | None = execution.execute(statement, {**execution.values, "wait_ms": wait}).scalar()
         return held if mode.tries else None
 
     def unlock_statement(self) -> Executable | None:
@@ -50,22 +50,10 @@ class FunctionLocks(KeyLocks):
 
 def _call(mode: LockMode) -> LockFunction:
     name = f"{'try_' if mode.tries else ''}{'shared' if mode.shared else 'exclusive'}"
-    arguments = (LOCK_KEY, literal(True)) if mode.allow_stale else (LOCK_KEY,)
-    return LockFunction(name, *arguments, type_=Boolean() if mode.tries else Void())
-
-
-@cache
-def _with_lock_timeout(mode: LockMode) -> Select[Any]:
-    """Return the call with ``lock_timeout`` set before and restored after it, in one round trip.
-
-    Each CTE is materialized over the one before it, which makes the server evaluate them in this order.
-    """
-    setting = "lock_timeout"
-    before = select(func.current_setting(setting).label("before")).cte("setting").prefix_with("MATERIALIZED")
-    bounded = select(before.c.before, func.set_config(setting, bindparam("wait"), True).label("now"))
-    bounded_cte = bounded.cte("bounded").prefix_with("MATERIALIZED")
-    held = select(bounded_cte.c.before, _call(mode).label("held")).cte("held").prefix_with("MATERIALIZED")
-    return select(held.c.held).where(func.set_config(setting, held.c.before, True).is_not(None))
+    allow_stale = true() if mode.allow_stale else false()
+    if mode.tries:
+        return LockFunction(name, LOCK_KEY, allow_stale, type_=Boolean())
+    return LockFunction(name, LOCK_KEY, allow_stale, _WAIT, type_=Void())
 
 
 @cache

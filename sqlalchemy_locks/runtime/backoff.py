@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import time
 
 
 class Backoff:
-    """Pauses between polls, as a share of the time waited so far: polling adds no more than that to a wait.
+    """Random pauses between polls, as a share of the time waited so far: polling adds no more than that to a wait.
 
     :param shortest: the pause of the first polls, in seconds.
     :param share: the part of the time waited.
@@ -20,4 +21,5 @@ class Backoff:
 
     def pause(self) -> float:
         """Return the seconds until the next poll."""
-        return min(self.LONGEST, max(self._shortest, (time.monotonic() - self._began) * self._share))
+        pause = min(self.LONGEST, max(self._shortest, (time.monotonic() - self._began) * self._share))
+        return random.uniform(0.5, 1) * pause

@@ -12,11 +12,9 @@ row. Where it leaves room nothing needs to be summed; where it leaves none, the 
 from __future__ import annotations
 
 import math
-import time
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any
 from uuid import uuid4
 
@@ -26,14 +24,12 @@ from sqlalchemy import (
     Boolean,
     Float,
     Integer,
+    Row,
     Text,
     bindparam,
-    cast,
     literal,
     literal_column,
-    null,
     select,
-    true,
 )
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import Executable
@@ -44,21 +40,20 @@ from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
 from sqlalchemy_locks.semaphore.base import (
-    LOCK_WAIT,
-    LockedUsage,
+    WAIT,
     SemaphoreImpl,
+    Usage,
     delete_request,
     external_id_of,
     lock_request,
-    lock_request_shared,
     lock_semaphore,
     mark_changed,
-    may_have_room,
-    read_current_usage,
     read_usage,
     reads_snapshot,
+    share_request,
+    sum_again,
 )
-from sqlalchemy_locks.semaphore.statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN
+from sqlalchemy_locks.semaphore.statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN, Statements
 from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.sql.elements import LockFunction
 from sqlalchemy_locks.values import Grant
@@ -66,16 +61,6 @@ from sqlalchemy_locks.values import Grant
 #: attempts at a request that others insert and clean up
 _ROUNDS = 100
 _ANSWER = ("state", "replayed", "token", "expires_at", "fences", "exhausted", "capacities")
-_ARGUMENTS = (
-    cast(bindparam("names", type_=Text()), ARRAY(Text())),
-    cast(bindparam("counts", type_=Text()), ARRAY(Integer())),
-    bindparam("external_id", type_=Text()),
-    bindparam("owner", type_=Text()),
-    bindparam("ttl_seconds", type_=Float()),
-    LOCK_WAIT,
-    bindparam("nonce", type_=Text()),
-    bindparam("replaces_expired", type_=Boolean()),
-)
 
 
 class AcquirePermits(SemaphoreImpl):
@@ -83,7 +68,19 @@ class AcquirePermits(SemaphoreImpl):
     uses_nonce = True
 
     def call(self) -> LockFunction:
-        return LockFunction("semaphore_acquire", *_ARGUMENTS, type_=NullType())
+        return LockFunction(
+            "semaphore_acquire",
+            bindparam("names", type_=ARRAY(Text())),
+            bindparam("counts", type_=ARRAY(Integer())),
+            bindparam("external_id", type_=Text()),
+            bindparam("owner", type_=Text()),
+            bindparam("ttl_seconds", type_=Float()),
+            WAIT,
+            bindparam("nonce", None, Text()),
+            bindparam("replaces_expired", type_=Boolean()),
+            bindparam("queue_keys", type_=ARRAY(BigInteger())),
+            type_=NullType(),
+        )
 
     def select_call(self, call: LockFunction) -> Executable:
         # called in the SELECT list of a subquery: in FROM, the server would store the row, and read it again
@@ -91,13 +88,19 @@ class AcquirePermits(SemaphoreImpl):
         answer: list[Any] = [literal_column(f"(called.answer).{name}") for name in _ANSWER]
         return select(*answer).select_from(called)
 
-    def answer(self, execution: Execution, row: Any) -> Grant:
-        state, replayed, token, expires_at, fences, exhausted, capacities = row
+    def arguments(self, execution: Execution) -> dict[str, Any]:
+        return {**super().arguments(execution), "nonce": execution.nonce, "queue_keys": _queue_keys(execution)}
+
+    def answer(self, execution: Execution, row: Row[Any]) -> Grant:
+        state, replayed, token, expires_at, fences, exhausted, capacities = tuple(row)
         if state in (UNKNOWN, CONFLICT):
             raise _refused(execution, state, exhausted)
         return _grant(execution, state, token, expires_at, fences or (), exhausted or (), replayed, capacities or ())
 
-    def run_statements(self, execution: Execution, sql: Any) -> Grant:
+    def run_statements(self, execution: Execution, sql: Statements) -> Grant:
+        occupied = self._occupied_queues(execution, sql)
+        if occupied:
+            return _denied(execution, occupied)
         replaces_expired = execution.values["replaces_expired"]
         for attempt in range(_ROUNDS):
             if replaces_expired:
@@ -111,33 +114,45 @@ class AcquirePermits(SemaphoreImpl):
                     if isinstance(error, LockTimeout) or execution.backend.statement_interrupted(error):
                         delete_request(execution, sql, request)
                     raise
-            known = self._replay(execution, sql)
-            if known is not None and not (replaces_expired and known.state == EXPIRED):
-                return known
+            replay = self._replay(execution, sql)
+            if replay is not None and not (replaces_expired and replay.state == EXPIRED):
+                return replay
         ident = execution.values["external_id"]
         raise LockTimeout(f"the request {ident!r} was inserted and deleted by others at each attempt", kind="semaphore")
 
-    def _delete_expired(self, execution: Execution, sql: Any) -> None:
+    def _occupied_queues(self, execution: Execution, sql: Statements) -> list[str]:
+        """Return the semaphores that others queue for, unless this request was granted already."""
+        backend, keys = execution.backend, _queue_keys(execution)
+        if not keys or not backend.server_queues:
+            return []
+        queues = zip(execution.values["names"], keys, strict=True)
+        occupied = [name for name, key in queues if not backend.queue_is_free(execution.connection, key)]
+        ident = execution.values["external_id"]
+        if occupied and execution.execute(sql.find_request, {"by_external_id": ident}).first():
+            return []
+        return occupied
+
+    def _delete_expired(self, execution: Execution, sql: Statements) -> None:
         """Delete an earlier request of this id, if its time ran out before it was released.
 
         Before the INSERT: one that meets a duplicate locks it, shared, and of two such callers none could delete it.
         """
         # it waits for a guarded write of that request, after which this one may begin
         request = lock_request(execution, sql)
-        if request is not None and execution.execute(sql.expired_at_end, {"which": request.id}).scalar():
+        if request is not None and execution.execute(sql.read_expired_at_end, {"row_id": request.id}).scalar():
             delete_request(execution, sql, request.id)
 
-    def _insert_request(self, execution: Execution, sql: Any, first: bool) -> int | None:
+    def _insert_request(self, execution: Execution, sql: Statements, first: bool) -> int | None:
         """Return the row id of the new request; ``None`` where there is one with its external id."""
         values = {name: execution.values[name] for name in ("external_id", "owner", "ttl_seconds")}
         # An INSERT that meets a duplicate locks a gap above READ COMMITTED. Once only: a snapshot still shows
         # what was cleaned up since.
         single_writer = execution.backend.single_writer
         looks = single_writer or (first and not execution.read_committed)
-        if looks and execution.execute(sql.request, {"called": values["external_id"]}).first():
+        if looks and execution.execute(sql.find_request, {"by_external_id": values["external_id"]}).first():
             return None
         try:
-            result = execution.execute(sql.ask, {**values, "state": ACQUIRED, "token": execution.nonce})
+            result = execution.execute(sql.insert_request, {**values, "state": ACQUIRED, "token": execution.nonce})
         except IntegrityError as error:
             # a single writer has looked before, under its lock: this is no duplicate
             if single_writer or not execution.backend.duplicate(error):
@@ -146,39 +161,38 @@ class AcquirePermits(SemaphoreImpl):
         key: Any = result.inserted_primary_key
         return int(key[0])
 
-    def _replay(self, execution: Execution, sql: Any) -> Grant | None:
+    def _replay(self, execution: Execution, sql: Statements) -> Grant | None:
         """Return the grant of the existing request; ``None`` when it was deleted meanwhile."""
         # shared, so that two that ask again don't wait for each other
-        request = lock_request_shared(execution, sql)
+        request = share_request(execution, sql)
         if request is None:
             return None
         # with a lock, which is on the gaps as well, only where a snapshot from before them doesn't show them
-        permits = execution.execute(sql.permits, {"which": request.id}).all()
-        permits = permits or execution.execute(sql.permits_shared, {"which": request.id}).all()
-        rows = execution.execute(sql.names, {"ids": [permit.semaphore_id for permit in permits]})
+        permits = execution.execute(sql.read_permits, {"row_id": request.id}).all()
+        permits = permits or execution.execute(sql.share_permits, {"row_id": request.id}).all()
+        rows = execution.execute(sql.read_names, {"row_ids": [permit.semaphore_id for permit in permits]})
         names = {row.id: row.name for row in rows}
-        found = {names.get(permit.semaphore_id): permit for permit in permits}
-        asked = execution.values["permits"]
-        if {name: permit.count for name, permit in found.items()} != asked:
+        by_name = {names.get(permit.semaphore_id): permit for permit in permits}
+        wanted = execution.values["permits"]
+        if {name: permit.count for name, permit in by_name.items()} != wanted:
             raise _refused(execution, CONFLICT, ())
         state = EXPIRED if request.state == ACQUIRED and request.expired else request.state
-        fences = [found[name].fence for name in asked]
+        fences = [by_name[name].fence for name in wanted]
         return _grant(execution, state, request.token, request.until, fences, (), True)
 
-    def _decide(self, execution: Execution, sql: Any, request: int) -> Grant:
-        permits = execution.values["permits"]
-        rows = [lock_semaphore(execution, sql, name) for name in permits]
-        unknown = [name for name, row in zip(permits, rows, strict=True) if row is None]
+    def _decide(self, execution: Execution, sql: Statements, request: int) -> Grant:
+        permits, ttl = execution.values["permits"], execution.values["ttl_seconds"]
+        locked = {name: lock_semaphore(execution, sql, name) for name in permits}
+        unknown = [name for name, row in locked.items() if row is None]
         if unknown:
-            execution.execute(sql.forget, {"which": request})
+            execution.execute(sql.delete_request, {"row_id": request})
             raise _refused(execution, UNKNOWN, unknown)
-        ttl, until = execution.values["ttl_seconds"], None
-        before = time.monotonic()
+        rows = [row for row in locked.values() if row is not None]
+        counts = {row.id: count for row, count in zip(rows, permits.values(), strict=True)}
         # a release lowers no bound: one that leaves no room says nothing
-        bounds = {row.id: math.inf if row.used_at_most is None else row.used_at_most for row in rows}
-        fit = all(bounds[row.id] + count <= row.capacity for row, count in zip(rows, permits.values(), strict=True))
-        if fit and ttl is None:
-            sums, now, began = LockedUsage(bounds, None, None)
+        bounds: dict[int, float] = {row.id: math.inf if row.used_at_most is None else row.used_at_most for row in rows}
+        if ttl is None and all(bounds[row.id] + counts[row.id] <= row.capacity for row in rows):
+            sums, now, began = Usage(bounds, None, None)
         else:
             sums, now, began = read_usage(execution, sql, rows, request)
             if reads_snapshot(execution):
@@ -187,71 +201,43 @@ class AcquirePermits(SemaphoreImpl):
             else:
                 bounds = dict(sums)
         exhausted = []
-        for (name, count), row in zip(permits.items(), rows, strict=True):
-            if sums[row.id] + count > row.capacity and may_have_room(execution, sql, row.id, row.capacity - count):
-                bounds[row.id], now = read_current_usage(execution, sql, row)
-                sums[row.id] = bounds[row.id]
-            if sums[row.id] + count > row.capacity:
+        for name, row in zip(permits, rows, strict=True):
+            most = row.capacity - counts[row.id]
+            if sums[row.id] > most and (current := sum_again(execution, sql, row, most)) is not None:
+                sums[row.id], now = current
+                bounds[row.id] = sums[row.id]
+            if sums[row.id] > most:
                 exhausted.append(name)
         if exhausted:
-            execution.execute(sql.forget, {"which": request})
+            execution.execute(sql.delete_request, {"row_id": request})
             return _denied(execution, exhausted)
-        for row, count in zip(rows, permits.values(), strict=True):
-            bound = bounds[row.id] + count
-            execution.execute(sql.bump, {"which": row.id, "used": None if bound == math.inf else int(bound)})
+        for row in rows:
+            bound = bounds[row.id] + counts[row.id]
+            execution.execute(sql.raise_fence, {"row_id": row.id, "bound": None if bound == math.inf else int(bound)})
             mark_changed(execution, row.id)
-            permit = {"semaphore_id": row.id, "permit_request_id": request, "count": count}
-            execution.execute(sql.grant, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
-        if ttl is not None:
-            if now is None or time.monotonic() - before > min(1, max(0.01, ttl / 100)):
-                # the statement that read the clock, or one after it, has waited
-                now = execution.execute(sql.clock, {}).scalar_one()
-            if began is None or now - began > timedelta(seconds=min(0.01, ttl / 100)):
-                # the lease starts now, not before the waits
-                execution.execute(sql.stamp, {"which": request, "now": now})
-                began = now
-            until = began + timedelta(seconds=ttl)
+            permit = {"semaphore_id": row.id, "permit_request_id": request, "count": counts[row.id]}
+            execution.execute(sql.insert_permit, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
+        until = None if ttl is None else self._start_lease(execution, sql, request, ttl, now, began)
         fences, capacities = [row.fence + 1 for row in rows], [row.capacity for row in rows]
         return _grant(execution, ACQUIRED, execution.nonce, until, fences, (), False, capacities)
 
-
-class AcquireInTurn(AcquirePermits):
-    """As ``AcquirePermits``; denied while others queue for one of the semaphores."""
-
-    def run(self, execution: Execution) -> Any:
-        # the first attempt of a retry may be about to be granted: a denial by the queue would hide that
-        return _ACQUIRE.run(execution) if execution.is_retry else super().run(execution)
-
-    def call(self) -> LockFunction:
-        keys = cast(bindparam("queue_keys", type_=Text()), ARRAY(BigInteger()))
-        return LockFunction("semaphore_acquire", *_ARGUMENTS, keys, type_=NullType())
-
-    def run_statements(self, execution: Execution, sql: Any) -> Grant:
-        keys = execution.values["keys"].items() if execution.backend.server_queues else ()
-        busy = [name for name, key in keys if not execution.backend.queue_is_free(execution.connection, key)]
-        # what was granted already must not queue behind those that wait for it
-        if busy and execution.execute(sql.request, {"called": execution.values["external_id"]}).first() is None:
-            return _denied(execution, busy)
-        return super().run_statements(execution, sql)
+    def _start_lease(
+        self, execution: Execution, sql: Statements, request: int, ttl: float, now: Any, began: Any
+    ) -> Any:
+        """Return when the time to live runs out: it counts from after the waits, not from the INSERT before them."""
+        if now is None or reads_snapshot(execution):
+            # at SERIALIZABLE the sum, too, may have waited after it read the clock
+            now = execution.execute(sql.read_clock, {}).scalar_one()
+        if began is None or now - began > timedelta(seconds=min(0.01, ttl / 100)):
+            execution.execute(sql.start_lease, {"row_id": request, "now": now})
+            began = now
+        return began + timedelta(seconds=ttl)
 
 
-class AcquireIfRoom(AcquirePermits):
-    """As ``AcquirePermits``; where a read without locks finds no room, that denies it, and nothing is written."""
-
-    def call(self) -> LockFunction:
-        no_keys = cast(null(), ARRAY(BigInteger()))
-        return LockFunction("semaphore_acquire", *_ARGUMENTS, no_keys, true(), type_=NullType())
-
-
-def _array(items: Iterable[str]) -> str:
-    """Return an array as PostgreSQL reads it: drivers take several times as long over a list."""
-    return f"{{{','.join(items)}}}"
-
-
-def _quoted(name: str) -> str:
-    """Return a name as an element of an array."""
-    escaped = name.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
+def _queue_keys(execution: Execution) -> Sequence[int] | None:
+    # the first attempt of a retry may be about to be granted: a denial by the queue would hide that
+    keys: Sequence[int] | None = None if execution.is_retry else execution.values["queue_keys"]
+    return keys
 
 
 def _refused(execution: Execution, state: str, names: Any) -> Exception:
@@ -295,20 +281,7 @@ def _denied(execution: Execution, exhausted: Iterable[str]) -> Grant:
     return _grant(execution, DENIED, None, None, (), exhausted, False)
 
 
-_ACQUIRE, _IN_TURN, _IF_ROOM = AcquirePermits(), AcquireInTurn(), AcquireIfRoom()
-
-
-def _checked_permits(items: tuple[tuple[str, int], ...]) -> tuple[Mapping[str, int], str, str]:
-    """Return the permits of a request, validated and in order, and their names and counts as arrays."""
-    counts = {valid_name(name, "a semaphore's name"): valid_int(count, "a count of permits") for name, count in items}
-    # in one order everywhere, so that two requests can't deadlock
-    asked = dict(sorted(counts.items()))
-    return asked, _array([_quoted(name) for name in asked]), _array(map(str, asked.values()))
-
-
-#: most callers ask for the same few permits each time
-_kept_permits = lru_cache(1024)(_checked_permits)
-_MOST_KEPT = 4
+_ACQUIRE = AcquirePermits()
 
 
 @shaped(select(literal(typing.cast("Grant", None))))
@@ -351,20 +324,24 @@ def acquire(
         raise TypeError(f"semaphore.acquire takes how many of each semaphore, as in {{'name': 1}}, not {permits!r}")
     if not permits:
         raise ValueError("semaphore.acquire needs at least one semaphore")
-    items = tuple(permits.items())
-    plain = len(items) <= _MOST_KEPT and all(type(name) is str and type(count) is int for name, count in items)
-    asked, names, counts = (_kept_permits if plain else _checked_permits)(items)
+    counts = {
+        valid_name(name, "a semaphore's name"): valid_int(count, "a count of permits")
+        for name, count in permits.items()
+    }
+    # in one order everywhere, so that two requests can't deadlock
+    counts = dict(sorted(counts.items()))
     held_for = None if ttl is None else bounded_seconds(ttl, "ttl", zero=False)
     if held_for is not None and held_for < 0.001:
         raise ValueError(f"ttl is at least 0.001 seconds, not {ttl!r}")
     values = {
-        "permits": dict(asked),
-        "names": names,
-        "counts": counts,
+        "permits": counts,
+        "names": list(counts),
+        "counts": list(counts.values()),
         "external_id": uuid4().hex if external_id is None else external_id_of(external_id),
         "owner": None if owner is None else valid_name(owner, "an owner"),
         "ttl_seconds": held_for,
         "replaces_expired": False,
+        "queue_keys": None,
     }
     return Operation(_ACQUIRE, values)
 
@@ -381,17 +358,9 @@ def for_block(request: Operation[Any], owner: str, *, new_id: bool) -> Operation
     return Operation(_ACQUIRE, values)
 
 
-def acquire_in_turn(request: Operation[Any], keys: Mapping[str, int]) -> Operation[Any]:
+def in_turn(request: Operation[Any], queue_keys: Sequence[int]) -> Operation[Any]:
     """Return the same request, denied while others queue for one of the semaphores.
 
-    :param keys: of each semaphore's queue, in the order of the request's permits.
+    :param queue_keys: of each semaphore's queue, in the order of the request's permits.
     """
-    return Operation(_IN_TURN, {**request._values, "keys": keys, "queue_keys": _array(map(str, keys.values()))})
-
-
-def acquire_if_room(request: Operation[Any]) -> Operation[Any]:
-    """Return the same request, for a waiter that polls where there are functions: it writes only where there is room.
-
-    A denial has the capacities, too.
-    """
-    return Operation(_IF_ROOM, request._values)
+    return Operation(_ACQUIRE, {**request._values, "queue_keys": queue_keys})

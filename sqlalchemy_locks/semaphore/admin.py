@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from sqlalchemy import Boolean, Integer, Text, bindparam, true
+from sqlalchemy import Boolean, Integer, Row, Text, bindparam, true
 from sqlalchemy.exc import IntegrityError
 
 from sqlalchemy_locks._validation import valid_int, valid_name
@@ -13,15 +13,14 @@ from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
 from sqlalchemy_locks.errors import LockTimeout, SemaphoreHeld, UnknownSemaphore
 from sqlalchemy_locks.semaphore.base import (
-    LOCK_WAIT,
+    WAIT,
     SemaphoreImpl,
     lock_semaphore,
     mark_changed,
-    may_have_room,
-    read_current_usage,
     read_usage,
+    sum_again,
 )
-from sqlalchemy_locks.semaphore.statements import DELETED, HELD, UNKNOWN
+from sqlalchemy_locks.semaphore.statements import DELETED, HELD, UNKNOWN, Statements
 from sqlalchemy_locks.sql.elements import LockFunction
 
 _NAME, _BY = bindparam("name", type_=Text()), bindparam("changed_by", type_=Text())
@@ -35,23 +34,23 @@ class CreateSemaphore(SemaphoreImpl):
 
     def call(self) -> LockFunction:
         on_demand = bindparam("on_demand", type_=Boolean())
-        return LockFunction("semaphore_create", _NAME, _CAPACITY, _BY, LOCK_WAIT, on_demand, type_=Boolean())
+        return LockFunction("semaphore_create", _NAME, _CAPACITY, _BY, WAIT, on_demand, type_=Boolean())
 
-    def run_statements(self, execution: Execution, sql: Any) -> bool:
+    def run_statements(self, execution: Execution, sql: Statements) -> bool:
         name, capacity, on_demand = (execution.values[key] for key in ("name", "capacity", "on_demand"))
         # without a lock first: where it exists, this neither waits nor locks it
-        row = execution.execute(sql.look, {"called": name}).first()
+        row = execution.execute(sql.find_semaphore, {"by_name": name}).first()
         for _ in range(_ROUNDS):
             semaphore = None
             if row is None:
                 semaphore = self._insert(execution, sql)
             elif row.capacity is None:
                 # the row of a deleted semaphore keeps its fence, from which a new one of that name continues
-                values = {"which": row.id, "size": capacity, "first_use": on_demand}
-                semaphore = row.id if execution.execute(sql.revive, values).rowcount else None
+                values = {"row_id": row.id, "new_capacity": capacity, "first_use": on_demand}
+                semaphore = row.id if execution.execute(sql.revive_semaphore, values).rowcount else None
             elif on_demand or not row.on_demand:
                 return False
-            elif execution.execute(sql.keep, {"which": row.id}).rowcount:
+            elif execution.execute(sql.clear_on_demand, {"row_id": row.id}).rowcount:
                 mark_changed(execution, row.id)
                 return False
             if semaphore is not None:
@@ -60,20 +59,20 @@ class CreateSemaphore(SemaphoreImpl):
                     record(execution, sql, semaphore, None, capacity)
                 return True
             # created, deleted or removed by others since
-            row = execution.execute(sql.lock, {"called": name}).first()
+            row = execution.execute(sql.lock_semaphore, {"by_name": name}).first()
         raise LockTimeout(f"others create and remove the semaphore {name!r} again and again")
 
-    def _insert(self, execution: Execution, sql: Any) -> Any:
+    def _insert(self, execution: Execution, sql: Statements) -> Any:
         # above the fence of any that was removed, of whatever name; the row is locked shared, so that none is removed
         # before this one is there
-        floor = execution.execute(sql.floor, {}).first()
+        floor = execution.execute(sql.share_floor, {}).first()
         if floor is None:  # the table was emptied
             with contextlib.suppress(IntegrityError):
-                execution.execute(sql.create, {"name": "", "capacity": None, "on_demand": False, "fence": 0})
-            floor = execution.execute(sql.floor, {}).one()
+                execution.execute(sql.insert_semaphore, {"name": "", "capacity": None, "on_demand": False, "fence": 0})
+            floor = execution.execute(sql.share_floor, {}).one()
         values = {key: execution.values[key] for key in ("name", "capacity", "on_demand")}
         try:
-            result = execution.execute(sql.create, {**values, "fence": floor.fence})
+            result = execution.execute(sql.insert_semaphore, {**values, "fence": floor.fence})
         except IntegrityError as error:
             # a single writer has looked before, under its lock: this is no duplicate
             if execution.backend.single_writer or not execution.backend.duplicate(error):
@@ -90,24 +89,26 @@ class ResizeSemaphore(SemaphoreImpl):
         return False  # run again, it would undo what others did meanwhile
 
     def call(self) -> LockFunction:
-        return LockFunction("semaphore_resize", _NAME, _CAPACITY, _BY, LOCK_WAIT, true(), type_=Integer())
+        return LockFunction("semaphore_resize", _NAME, _CAPACITY, _BY, WAIT, true(), type_=Integer())
 
-    def answer(self, execution: Execution, row: Any) -> int:
+    def answer(self, execution: Execution, row: Row[Any]) -> int:
         if row[0] is None:
             raise unknown(execution)
         return int(row[0])
 
-    def run_statements(self, execution: Execution, sql: Any) -> int:
+    def run_statements(self, execution: Execution, sql: Statements) -> int:
         row, capacity = lock_semaphore(execution, sql, execution.values["name"]), execution.values["capacity"]
         if row is None:
             raise unknown(execution)
         if row.capacity != capacity:
-            execution.execute(sql.resize, {"which": row.id, "size": capacity})
-            execution.execute(sql.keep, {"which": row.id})
+            execution.execute(sql.set_capacity, {"row_id": row.id, "new_capacity": capacity})
+            execution.execute(sql.clear_on_demand, {"row_id": row.id})
             mark_changed(execution, row.id)
             record(execution, sql, row.id, row.capacity, capacity)
         elif row.on_demand:
-            execution.execute(sql.keep, {"which": row.id})  # created explicitly from now on, though nothing has changed
+            execution.execute(
+                sql.clear_on_demand, {"row_id": row.id}
+            )  # created explicitly from now on, though nothing has changed
             mark_changed(execution, row.id)
         return int(row.capacity)
 
@@ -119,32 +120,32 @@ class DeleteSemaphore(SemaphoreImpl):
         return False  # run again, it would undo what others did meanwhile
 
     def call(self) -> LockFunction:
-        return LockFunction("semaphore_delete", _NAME, _BY, LOCK_WAIT, type_=Text())
+        return LockFunction("semaphore_delete", _NAME, _BY, WAIT, type_=Text())
 
-    def answer(self, execution: Execution, row: Any) -> None:
+    def answer(self, execution: Execution, row: Row[Any]) -> None:
         if row[0] == UNKNOWN:
             raise unknown(execution)
         if row[0] == HELD:
             raise held(execution)
         assert row[0] == DELETED
 
-    def run_statements(self, execution: Execution, sql: Any) -> None:
+    def run_statements(self, execution: Execution, sql: Statements) -> None:
         row = lock_semaphore(execution, sql, execution.values["name"])
         if row is None:
             raise unknown(execution)
         in_use = read_usage(execution, sql, [row]).sums[row.id]
-        if in_use and may_have_room(execution, sql, row.id, 0):
-            in_use = read_current_usage(execution, sql, row)[0]
+        if in_use and (current := sum_again(execution, sql, row, 0)) is not None:
+            in_use, _ = current
         if in_use:
             raise held(execution)
-        execution.execute(sql.resize, {"which": row.id, "size": None})
+        execution.execute(sql.set_capacity, {"row_id": row.id, "new_capacity": None})
         mark_changed(execution, row.id)
         record(execution, sql, row.id, row.capacity, None)
 
 
-def record(execution: Execution, sql: Any, semaphore: int, old: int | None, new: int | None) -> None:
+def record(execution: Execution, sql: Statements, semaphore: int, old: int | None, new: int | None) -> None:
     change = {"semaphore_id": semaphore, "old_capacity": old, "new_capacity": new}
-    execution.execute(sql.record, {**change, "changed_by": execution.values["changed_by"]})
+    execution.execute(sql.insert_history, {**change, "changed_by": execution.values["changed_by"]})
 
 
 def unknown(execution: Execution) -> UnknownSemaphore:
@@ -162,9 +163,8 @@ _CREATE, _RESIZE, _DELETE = CreateSemaphore(), ResizeSemaphore(), DeleteSemaphor
 
 
 def _values(name: str, by: str | None, **values: Any) -> dict[str, Any]:
-    # lock_wait for compile() only: each execution has its own
     changed_by = None if by is None else valid_name(by, "changed_by")
-    return {"name": valid_name(name, "a semaphore's name"), "changed_by": changed_by, "lock_wait": None, **values}
+    return {"name": valid_name(name, "a semaphore's name"), "changed_by": changed_by, **values}
 
 
 @shaped(BOOL_ROW)

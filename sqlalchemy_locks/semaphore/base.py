@@ -6,37 +6,29 @@ by name. A release locks no semaphore, so it never waits for an acquire.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
-from sqlalchemy import Text, bindparam, select
+from sqlalchemy import Integer, Row, Select, bindparam, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import valid_name
-from sqlalchemy_locks.core.operation import (
-    BuildContext,
-    Execution,
-    Operation,
-    OperationImpl,
-    fetch_one,
-    side_connection,
-)
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, side_connection
 from sqlalchemy_locks.errors import LockTimeout, Unsupported
-from sqlalchemy_locks.semaphore.statements import statements
+from sqlalchemy_locks.semaphore.statements import Statements, statements
 from sqlalchemy_locks.sql.elements import LockFunction, ReadCommitted
 from sqlalchemy_locks.values import Grant
 
-#: of the functions: how long to wait, as the server's own setting takes it
-LOCK_WAIT = bindparam("lock_wait", type_=Text())
+#: of the functions: how long to wait for a lock, in milliseconds
+WAIT = bindparam("wait_ms", None, Integer())
 #: the semaphores whose rows a transaction of InnoDB has changed itself: there it sees its own version of the row
-_CHANGED: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
+_changed_semaphores: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 #: transactions of InnoDB that have released something themselves
-_RELEASING: WeakSet[Any] = WeakSet()
+_releasing_transactions: WeakSet[Any] = WeakSet()
 _read_committed = select(ReadCommitted())
 
 
@@ -78,25 +70,26 @@ class SemaphoreImpl(OperationImpl):
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
         if statement is not None:
-            wait = None if execution.wait is None else execution.backend.wait_value(execution.wait)
-            values = {**execution.values, "lock_wait": wait}
-            if self.uses_nonce:
-                values["nonce"] = execution.nonce
-            return self.answer(execution, execution.by_cursor(statement, values, fetch_one))
+            return self.answer(execution, execution.execute(statement, self.arguments(execution)).one())
         with execution.waiting():
             if self.writes and execution.backend.single_writer:
                 self._lock_file(execution)
             return self.run_statements(execution, self.statements(execution))
 
-    def answer(self, execution: Execution, row: Any) -> Any:
+    def arguments(self, execution: Execution) -> dict[str, Any]:
+        """Return the values of the function's arguments, by the names of its bind parameters."""
+        wait = None if execution.wait is None else execution.backend.wait_value(execution.wait)
+        return {**execution.values, "wait_ms": wait}
+
+    def answer(self, execution: Execution, row: Row[Any]) -> Any:
         """Return the operation's value, of the one row that the function returned."""
         return row[0]
 
-    def run_statements(self, execution: Execution, sql: Any) -> Any:
-        """Return the operation's value where there is no function. :param sql: the :func:`statements`."""
+    def run_statements(self, execution: Execution, sql: Statements) -> Any:
+        """Return the operation's value where there is no function."""
         raise NotImplementedError
 
-    def statements(self, execution: Execution) -> Any:
+    def statements(self, execution: Execution) -> Statements:
         return statements(execution.context.tables, stale_reads=execution.backend.stale_reads)
 
     def _lock_file(self, execution: Execution) -> None:
@@ -106,40 +99,57 @@ class SemaphoreImpl(OperationImpl):
             raise self._refuse_autocommit(execution)
 
 
-def lock_semaphore(execution: Execution, sql: Any, name: str) -> Any:
+def lock_semaphore(execution: Execution, sql: Statements, name: str) -> Row[Any] | None:
     """Lock a semaphore's row until the transaction ends, and return it; ``None`` without one, or when it is deleted."""
-    row = execution.execute(sql.lock, {"called": name}).first()
+    row = execution.execute(sql.lock_semaphore, {"by_name": name}).first()
     return None if row is None or row.capacity is None else row
 
 
-def lock_request_shared(execution: Execution, sql: Any) -> Any:
+def share_request(execution: Execution, sql: Statements) -> Row[Any] | None:
     """Lock the request's row so that it can't end before this transaction does, and return it, if there is one.
 
     Whether it has ``expired`` is as of the instant at which the lock was granted.
     """
-    return _lock_request(execution, sql.request, sql.chosen_shared, sql.request_shared)
+    return _lock_request(execution, sql, sql.share_request, sql.share_request_by_row)
 
 
-def lock_request(execution: Execution, sql: Any) -> Any:
+def lock_request(execution: Execution, sql: Statements) -> Row[Any] | None:
     """Lock the request's row until the transaction ends, and return it, if there is one."""
-    return _lock_request(execution, sql.request, sql.chosen_locked, sql.request_locked)
+    return _lock_request(execution, sql, sql.lock_request, sql.lock_request_by_row)
 
 
-def _lock_request(execution: Execution, look: Any, by_row_id: Any, by_external_id: Any) -> Any:
-    values = {"called": execution.values["external_id"]}
+def _lock_request(
+    execution: Execution, sql: Statements, by_external_id: Select[Any], by_row: Select[Any]
+) -> Row[Any] | None:
+    values = {"by_external_id": execution.values["external_id"]}
     if reads_snapshot(execution):
         # above READ COMMITTED, MariaDB locks the gap before what it finds by any key but the primary one
-        seen = execution.execute(look, values).scalar()
-        if seen is None and not execution.execute(_read_committed, {}).scalar():
+        row_id = execution.execute(sql.find_request, values).scalar()
+        if row_id is None and not execution.execute(_read_committed, {}).scalar():
             # where it is absent, a locking read would lock the gap: other ids couldn't be asked for
-            with contextlib.suppress(DBAPIError, LockTimeout), side_connection(execution, within=1) as connection:
-                seen = connection.execute(look, values, execution_options=execution.options).scalar()
-                if seen is None:
+            committed = _read_committed_rows(execution, [sql.find_request], values)
+            if committed is not None:
+                if not committed[0]:
                     return None
-        row = None if seen is None else execution.execute(by_row_id, {"which": seen}).first()
+                row_id = committed[0][0].id
+        row = None if row_id is None else execution.execute(by_row, {"row_id": row_id}).first()
         if row is not None:
             return row
     return execution.execute(by_external_id, values).first()
+
+
+def _read_committed_rows(
+    execution: Execution, selects: Iterable[Select[Any]], values: Mapping[str, Any]
+) -> list[Sequence[Row[Any]]] | None:
+    """Return the rows of each SELECT as they are committed now, read without locks by another connection.
+
+    ``None`` where there is no connection for it: then only a locking read can tell.
+    """
+    try:
+        with side_connection(execution, within=1) as connection:
+            return [connection.execute(each, values, execution_options=execution.options).all() for each in selects]
+    except (DBAPIError, LockTimeout):
+        return None
 
 
 def reads_snapshot(execution: Execution) -> bool:
@@ -151,10 +161,10 @@ def mark_changed(execution: Execution, semaphore: int) -> None:
     """Remember that this transaction has changed the semaphore's row itself."""
     transaction = execution.connection.get_transaction()
     if reads_snapshot(execution) and transaction is not None:
-        _CHANGED.setdefault(transaction, set()).add(semaphore)
+        _changed_semaphores.setdefault(transaction, set()).add(semaphore)
 
 
-class LockedUsage(NamedTuple):
+class Usage(NamedTuple):
     """What was read of locked semaphores, after the locks."""
 
     #: how many permits of each are held, at most
@@ -165,107 +175,95 @@ class LockedUsage(NamedTuple):
     began: Any
 
 
-def read_usage(execution: Execution, sql: Any, rows: Iterable[Any], request: int | None = None) -> LockedUsage:
+def read_usage(execution: Execution, sql: Statements, rows: Iterable[Row[Any]], request: int | None = None) -> Usage:
     """Return how many permits of locked semaphores are held, at most, and the instant: read after the locks.
 
     A plain read of InnoDB may be as old as its transaction's snapshot. Another's grant that it doesn't show has changed
     the fence of the locked row, though: then, and where the row shows this transaction's own change instead, the sum is
-    infinite. What was released since the snapshot is counted as held. :func:`may_have_room` and
-    :func:`read_current_usage` ask again.
+    infinite. What was released since the snapshot is counted as held. :func:`sum_again` decides then.
     """
     rows = list(rows)
-    read = execution.execute(sql.used, {"ids": [row.id for row in rows], "which": request})
-    found = {row.id: row for row in read}
-    changed = _CHANGED.get(execution.connection.get_transaction(), ())
+    read = execution.execute(sql.sum_held, {"row_ids": [row.id for row in rows], "row_id": request})
+    read_by_id = {row.id: row for row in read}
+    changed = _changed_semaphores.get(execution.connection.get_transaction(), ())
     sums: dict[int, float] = {}
     now = began = None
     for row in rows:
-        seen = found.get(row.id)
+        usage = read_by_id.get(row.id)
         # READ UNCOMMITTED shows a release that may be rolled back; a snapshot from before a semaphore doesn't show it
         dirty = row.dirty and not execution.read_committed
         # the sum of a statement that was killed is NULL, without an error
-        if dirty or seen is None or seen.used is None or row.fence != seen.fence or row.id in changed:
+        if dirty or usage is None or usage.used is None or row.fence != usage.fence or row.id in changed:
             sums[row.id] = math.inf
         else:
-            sums[row.id] = int(seen.used)
-            now, began = now or seen.now, seen.began
-    return LockedUsage(sums, now, began)
+            sums[row.id] = int(usage.used)
+            now, began = now or usage.now, usage.began
+    return Usage(sums, now, began)
 
 
-def read_current_usage(execution: Execution, sql: Any, row: Any) -> tuple[int, Any]:
-    """As :func:`read_usage`, of one semaphore, current in any snapshot; it may lock, so it precedes a refusal only."""
+def sum_again(execution: Execution, sql: Statements, row: Row[Any], most: int) -> tuple[int, Any] | None:
+    """Release what has expired, and sum again what is held of a locked semaphore: the sum, and the instant.
+
+    :param most: how many permits may be held so that there is room.
+    :return: ``None`` where there is no room for certain. A sum may lock the permits in InnoDB, where any other may be
+        as old as the snapshot, and their holders then can't release before this transaction ends.
+    """
     if not reads_snapshot(execution):
+        if not _release_expired(execution, sql, execution.execute(sql.read_expired, {"row_id": row.id}).all()):
+            return None
         usage = read_usage(execution, sql, [row])
         return int(usage.sums[row.id]), usage.now
-    total: Any = execution.execute(sql.used_now, {"which": row.id}).scalar_one()
+    # A denial is based on what is committed. A grant never is, nor where this transaction has released permits itself.
+    committed = _read_committed_rows(execution, [sql.read_expired, sql.sum_held_of_one], {"row_id": row.id})
+    expired = execution.execute(sql.read_expired, {"row_id": row.id}).all() if committed is None else committed[0]
+    released = _release_expired(execution, sql, expired)
+    hides_own = released or execution.connection.get_transaction() in _releasing_transactions
+    if committed is not None and not hides_own and committed[1][0][0] > most:
+        return None
+    total: Any = execution.execute(sql.share_held_of_one, {"row_id": row.id}).scalar_one()
     # in a later statement, since the first one may have waited for a release
-    return int(total), execution.execute(sql.clock, {}).scalar_one()
+    return int(total), execution.execute(sql.read_clock, {}).scalar_one()
 
 
-def may_have_room(execution: Execution, sql: Any, semaphore: int, most: int) -> bool:
-    """Release what has expired; return whether no more than ``most`` permits may be held after all.
-
-    The sum that said otherwise may be older than a release (InnoDB). A locking read would keep the holders from
-    releasing, and others from acquiring, until this transaction ends: so what is committed is read on a connection of
-    its own, and where there is no room, there is none. A grant is never based on that read.
-    """
-    if not reads_snapshot(execution):
-        return release_expired(execution, sql, semaphore) > 0
-    try:
-        with side_connection(execution, within=1) as connection:
-            values, options = {"which": semaphore}, execution.options
-            expired = connection.execute(sql.expired_of, values, execution_options=options).all()
-            held = connection.execute(sql.held_of, values, execution_options=options).scalar_one()
-    except (DBAPIError, LockTimeout):
-        # without that connection, only the locking read can tell
-        release_expired(execution, sql, semaphore)
-        return True
-    ended = end_if_unchanged(execution, sql, [tuple(row) for row in expired])
-    # what this transaction has released itself, no other connection sees
-    return bool(ended) or held <= most or execution.connection.get_transaction() in _RELEASING
+def _release_expired(execution: Execution, sql: Statements, expired: Iterable[Row[Any]]) -> bool:
+    return bool(release_unchanged_requests(execution, sql, [(row.id, row.renewed_at) for row in expired]))
 
 
-def release_expired(execution: Execution, sql: Any, semaphore: int) -> int:
-    """Release what has expired on a semaphore; return how many requests that was."""
-    expired = execution.execute(sql.expired_of, {"which": semaphore})
-    return len(end_if_unchanged(execution, sql, [tuple(row) for row in expired]))
-
-
-def end_if_unchanged(execution: Execution, sql: Any, requests: list[tuple[int, datetime]]) -> list[int]:
+def release_unchanged_requests(execution: Execution, sql: Statements, requests: list[tuple[int, datetime]]) -> int:
     """Release the requests that have expired or are unchanged since they were read, except locked ones.
 
-    :return: their row ids.
+    :return: how many they were.
     """
     if not requests:
-        return []
-    known = dict(requests)
-    rows = execution.execute(sql.still, {"ids": list(known)}).all()
-    ended = [row.id for row in rows if row.expired or row.renewed_at == known[row.id]]
-    for request in ended:
+        return 0
+    renewed_at = dict(requests)
+    rows = execution.execute(sql.lock_unreleased, {"row_ids": list(renewed_at)}).all()
+    unchanged = [row.id for row in rows if row.expired or row.renewed_at == renewed_at[row.id]]
+    for request in unchanged:
         end_request(execution, sql, request)
-    return ended
+    return len(unchanged)
 
 
-def end_request(execution: Execution, sql: Any, request: int) -> None:
+def end_request(execution: Execution, sql: Statements, request: int) -> None:
     """Release a locked request: its permits first, so that a wait for them that times out can be repeated."""
     transaction = execution.connection.get_transaction()
     if reads_snapshot(execution) and transaction is not None:
-        _RELEASING.add(transaction)
+        _releasing_transactions.add(transaction)
     # by their own ids, which locks no gap; only a snapshot from before them doesn't show them
-    permits = execution.execute(sql.permits_of, {"which": request}).scalars().all()
+    permits = execution.execute(sql.read_permit_ids, {"row_id": request}).scalars().all()
     if permits:
-        execution.execute(sql.free_one, [{"which": permit} for permit in permits])
+        execution.execute(sql.release_permit, [{"row_id": permit} for permit in permits])
     else:
-        execution.execute(sql.free, {"which": request})
-    execution.execute(sql.end, {"which": request})
+        execution.execute(sql.release_permits, {"row_id": request})
+    execution.execute(sql.end_request, {"row_id": request})
 
 
-def delete_request(execution: Execution, sql: Any, request: int) -> None:
+def delete_request(execution: Execution, sql: Statements, request: int) -> None:
     """Delete a request that this transaction has inserted, or locked, with its permits."""
-    permits = execution.execute(sql.permits_of, {"which": request}).scalars().all()
+    permits = execution.execute(sql.read_permit_ids, {"row_id": request}).scalars().all()
     if permits:
-        execution.execute(sql.drop_permit, [{"which": permit} for permit in permits])
-    execution.execute(sql.forget, {"which": request})
+        execution.execute(sql.delete_permit, [{"row_id": permit} for permit in permits])
+    execution.execute(sql.delete_request, {"row_id": request})
 
 
 def external_id_of(value: Any) -> str:

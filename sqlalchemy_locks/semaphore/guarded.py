@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Update
+from sqlalchemy import Update, inspect
 
+from sqlalchemy_locks.core.entities import entity_of
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, execute_in_session
 from sqlalchemy_locks.core.typing import BOOL_ROW, shaped
 from sqlalchemy_locks.errors import LockLost, Unsupported
-from sqlalchemy_locks.semaphore.base import SemaphoreImpl, external_id_of, lock_request_shared, token_of
+from sqlalchemy_locks.semaphore.base import SemaphoreImpl, external_id_of, share_request, token_of
 from sqlalchemy_locks.semaphore.statements import RELEASED
 from sqlalchemy_locks.values import Grant
 
@@ -24,7 +25,8 @@ class Guarded(SemaphoreImpl):
     def __init__(self, statement: Update) -> None:
         super().__init__()
         self.update = statement
-        self.mapper = statement.table._annotations.get("parententity")
+        entity = entity_of(statement)
+        self.mapper: Any = None if entity is statement.table else inspect(entity)
 
     def multi_statement_reason(self, context: BuildContext) -> str:
         return "since the permits are checked, and locked, before the write"
@@ -42,7 +44,7 @@ class Guarded(SemaphoreImpl):
         with execution.waiting():
             if execution.backend.single_writer:
                 self._lock_file(execution)
-            request = lock_request_shared(execution, self.statements(execution))
+            request = share_request(execution, self.statements(execution))
         if request is None or request.state == RELEASED or request.expired or token not in (None, request.token):
             raise LockLost(
                 f"the permits of the request {ident!r} are held no longer, so the write was not made: "
@@ -83,7 +85,7 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
             f"guarded takes an UPDATE, not {statement!r}: guard an UPDATE of a row of yours, and write the rest after "
             "it in the same transaction, which the grant guards until it ends"
         )
-    if statement._returning:
+    if len(statement.exported_columns):
         raise Unsupported("guarded answers True or False: leave RETURNING out of its statement, and read afterwards")
     if isinstance(grant, Grant) and not grant.acquired:
         raise LockLost(f"the request {grant.external_id!r} was not granted: there is nothing to write under")

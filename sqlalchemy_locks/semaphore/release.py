@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Boolean, Text, bindparam, literal, literal_column, select
+from sqlalchemy import Boolean, Row, Text, bindparam, literal, literal_column, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.typing import BOOL_ROW, shaped
 from sqlalchemy_locks.semaphore.base import (
-    LOCK_WAIT,
+    WAIT,
     SemaphoreImpl,
     delete_request,
     end_request,
@@ -19,40 +19,35 @@ from sqlalchemy_locks.semaphore.base import (
     lock_request,
     token_of,
 )
-from sqlalchemy_locks.semaphore.statements import RELEASED
+from sqlalchemy_locks.semaphore.statements import RELEASED, Statements
 from sqlalchemy_locks.sql.elements import LockFunction
 from sqlalchemy_locks.values import Grant, Released
 
-_ARGUMENTS = (bindparam("external_id", type_=Text()), bindparam("token", type_=Text()), LOCK_WAIT)
+_ARGUMENTS = (bindparam("external_id", type_=Text()), bindparam("token", type_=Text()), WAIT)
 #: for the rest of the transaction, which is that of the release alone
 _UNTIL_COMMIT: Any = literal_column("set_config('synchronous_commit', 'off', true)")
 
 
-def _lock_own_request(execution: Execution, sql: Any) -> Any:
+def _lock_own_request(execution: Execution, sql: Statements) -> Row[Any] | None:
     """Lock the request's row and return it; ``None`` without one, or when it is a later one of the same id."""
     row = lock_request(execution, sql)
     return row if row is not None and execution.values["token"] in (None, row.token) else None
 
 
-#: a member by its value: several times as fast as ``Released(value)``
-_RELEASED = {each.value: each for each in Released}
-
-
 class ReleasePermits(SemaphoreImpl):
     """Ends a request.
 
-    :param once: never sent twice: its answer says whether the permits were held until now.
     :param durable: flushed before it is answered, where the engine leaves the choice.
     """
 
     name = "semaphore.release"
 
-    def __init__(self, *, once: bool = False, durable: bool = True) -> None:
+    def __init__(self, *, durable: bool = True) -> None:
         super().__init__()
-        self._once, self._durable = once, durable
+        self._durable = durable
 
     def repeatable(self, operation: Operation[Any]) -> bool:
-        return not self._once
+        return not operation._values["once"]
 
     def select_call(self, call: LockFunction) -> Executable:
         return select(call) if self._durable else select(call, _UNTIL_COMMIT)
@@ -60,10 +55,10 @@ class ReleasePermits(SemaphoreImpl):
     def call(self) -> LockFunction:
         return LockFunction("semaphore_release", *_ARGUMENTS, type_=Text())
 
-    def answer(self, execution: Execution, row: Any) -> Released:
-        return _RELEASED[row[0]]
+    def answer(self, execution: Execution, row: Row[Any]) -> Released:
+        return Released(row[0])
 
-    def run_statements(self, execution: Execution, sql: Any) -> Released:
+    def run_statements(self, execution: Execution, sql: Statements) -> Released:
         request = _lock_own_request(execution, sql)
         if request is None:
             return Released.UNKNOWN
@@ -73,11 +68,11 @@ class ReleasePermits(SemaphoreImpl):
         return Released.RELEASED
 
 
-def _insert_ended(execution: Execution, sql: Any) -> None:
+def _insert_ended(execution: Execution, sql: Statements) -> None:
     """Insert a request that has ended, unless there is one of this id: it waits for one that is under way."""
     values = {name: execution.values[name] for name in ("external_id", "token")}
     try:
-        execution.execute(sql.withdraw, {**values, "owner": None, "ttl_seconds": None, "state": RELEASED})
+        execution.execute(sql.insert_absent_request, {**values, "owner": None, "ttl_seconds": None, "state": RELEASED})
     except IntegrityError as error:
         if not execution.backend.duplicate(error):
             raise
@@ -91,7 +86,7 @@ class WithdrawRequest(ReleasePermits):
     def build(self, context: BuildContext) -> Executable | None:
         return None
 
-    def run_statements(self, execution: Execution, sql: Any) -> Released:
+    def run_statements(self, execution: Execution, sql: Statements) -> Released:
         _insert_ended(execution, sql)
         return super().run_statements(execution, sql)
 
@@ -104,7 +99,7 @@ class AbandonRequest(ReleasePermits):
     def build(self, context: BuildContext) -> Executable | None:
         return None
 
-    def run_statements(self, execution: Execution, sql: Any) -> Released:
+    def run_statements(self, execution: Execution, sql: Statements) -> Released:
         request = _lock_own_request(execution, sql)
         if request is None:
             return Released.UNKNOWN
@@ -117,7 +112,7 @@ class ForgetRequest(AbandonRequest):
 
     name = "semaphore.forget"
 
-    def run_statements(self, execution: Execution, sql: Any) -> Released:
+    def run_statements(self, execution: Execution, sql: Statements) -> Released:
         _insert_ended(execution, sql)
         return super().run_statements(execution, sql)
 
@@ -128,24 +123,21 @@ class RenewRequest(SemaphoreImpl):
     def call(self) -> LockFunction:
         return LockFunction("semaphore_renew", *_ARGUMENTS, type_=Boolean())
 
-    def answer(self, execution: Execution, row: Any) -> bool:
+    def answer(self, execution: Execution, row: Row[Any]) -> bool:
         return bool(row[0])
 
-    def run_statements(self, execution: Execution, sql: Any) -> bool:
+    def run_statements(self, execution: Execution, sql: Statements) -> bool:
         # locked first: a clock that is read before a wait is slow by the wait
         request = _lock_own_request(execution, sql)
-        return request is not None and execution.execute(sql.renew, {"which": request.id}).rowcount == 1
+        return request is not None and execution.execute(sql.renew_request, {"row_id": request.id}).rowcount == 1
 
 
-_RELEASE, _RELEASE_ONCE, _WITHDRAW = ReleasePermits(), ReleasePermits(once=True), WithdrawRequest()
-_UNFLUSHED, _UNFLUSHED_ONCE = ReleasePermits(durable=False), ReleasePermits(once=True, durable=False)
-_ABANDON, _ABANDON_ONCE, _FORGET = AbandonRequest(), AbandonRequest(once=True), ForgetRequest()
-_RENEW = RenewRequest()
+_RELEASE, _RELEASE_UNFLUSHED, _RENEW = ReleasePermits(), ReleasePermits(durable=False), RenewRequest()
+_WITHDRAW, _ABANDON, _FORGET = WithdrawRequest(), AbandonRequest(), ForgetRequest()
 
 
-def _values(given: str | Grant) -> dict[str, Any]:
-    # lock_wait for compile() only: each execution has its own
-    return {"external_id": external_id_of(given), "token": token_of(given), "lock_wait": None}
+def _values(request: str | Grant, *, once: bool = False) -> dict[str, Any]:
+    return {"external_id": external_id_of(request), "token": token_of(request), "once": once}
 
 
 @shaped(select(literal(Released.RELEASED)))
@@ -173,7 +165,7 @@ def release(external_id: str | Grant) -> Operation[Any]:
 
 def release_once(grant: Grant) -> Operation[Any]:
     """Return the release at the end of a block; a lost reply is ``OutcomeUnknown``."""
-    return Operation(_RELEASE_ONCE, _values(grant))
+    return Operation(_RELEASE, _values(grant, once=True))
 
 
 def abandon(grant: Grant, *, once: bool) -> Operation[Any]:
@@ -181,7 +173,7 @@ def abandon(grant: Grant, *, once: bool) -> Operation[Any]:
 
     :param once: a lost reply is ``OutcomeUnknown``.
     """
-    return Operation(_ABANDON_ONCE if once else _ABANDON, _values(grant))
+    return Operation(_ABANDON, _values(grant, once=once))
 
 
 def unflushed(release: Operation[Any]) -> Operation[Any]:
@@ -189,7 +181,7 @@ def unflushed(release: Operation[Any]) -> Operation[Any]:
 
     Never in a transaction that does anything else, as all of it would be committed so.
     """
-    return Operation(_UNFLUSHED if release._impl is _RELEASE else _UNFLUSHED_ONCE, release._values)
+    return Operation(_RELEASE_UNFLUSHED, release._values)
 
 
 def withdraw(external_id: str) -> Operation[Any]:
@@ -202,7 +194,7 @@ def forget(external_id: str, token: str) -> Operation[Any]:
 
     :param token: what that caller's request has.
     """
-    return Operation(_FORGET, {"external_id": external_id_of(external_id), "token": token, "lock_wait": None})
+    return Operation(_FORGET, {**_values(external_id), "token": token})
 
 
 @shaped(BOOL_ROW)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cache
-from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    Delete,
     Float,
+    Insert,
     Integer,
     Select,
     String,
+    Update,
     and_,
     bindparam,
     case,
@@ -37,9 +40,13 @@ BATCH = 800
 
 # in the statement itself, so that the index on what is held can be chosen for it
 HELD_STATE = literal_column(f"'{ACQUIRED}'", String())
-_GONE = literal_column(f"'{RELEASED}'", String())
-_NAME = bindparam("called", type_=String())
-_ID = bindparam("which", type_=BigInteger())
+_RELEASED_STATE = literal_column(f"'{RELEASED}'", String())
+_BY_NAME = bindparam("by_name", type_=String())
+_BY_EXTERNAL_ID = bindparam("by_external_id", type_=String())
+_ROW_ID = bindparam("row_id", type_=BigInteger())
+_ROW_IDS: Any = bindparam("row_ids", expanding=True)
+_AFTER = bindparam("after", type_=BigInteger())
+_CUTOFF = bindparam("cutoff", type_=Instant())
 
 
 def expiry(request: Any) -> PlusSeconds:
@@ -47,144 +54,208 @@ def expiry(request: Any) -> PlusSeconds:
     return PlusSeconds(request.c.renewed_at, request.c.ttl_seconds)
 
 
+@dataclass(frozen=True)
+class Statements:
+    """All of them. They find a row by ``by_name``, ``by_external_id`` or ``row_id``, its primary key."""
+
+    # a request
+    insert_request: Insert
+    insert_absent_request: Insert
+    find_request: Select[Any]
+    lock_request: Select[Any]
+    lock_request_by_row: Select[Any]
+    #: with ``expired``, as of the instant at which the shared lock was granted
+    share_request: Select[Any]
+    share_request_by_row: Select[Any]
+    #: whether its time had run out when it ended, or has run out now; NULL without a time to live
+    read_expired_at_end: Select[Any]
+    renew_request: Update
+    start_lease: Update
+    end_request: Update
+    delete_request: Delete
+
+    # its permits, by the request's row, or one of them by its own
+    insert_permit: Insert
+    read_permits: Select[Any]
+    share_permits: Select[Any]
+    read_permit_ids: Select[Any]
+    release_permit: Update
+    release_permits: Update
+    delete_permit: Delete
+    delete_permits: Delete
+
+    # a semaphore
+    find_semaphore: Select[Any]
+    lock_semaphore: Select[Any]
+    read_names: Select[Any]
+    #: of several semaphores, with their fences, the instant, and when the request (``row_id``) was inserted
+    sum_held: Select[Any]
+    sum_held_of_one: Select[Any]
+    #: locks the permits, and so reads the latest ones in any snapshot
+    share_held_of_one: Select[Any]
+    read_clock: Select[Any]
+    raise_fence: Update
+    insert_semaphore: Insert
+    set_capacity: Update
+    revive_semaphore: Update
+    clear_on_demand: Update
+    insert_history: Insert
+    #: the floor is the row without a name, whose fence is the greatest of all semaphores that were removed
+    share_floor: Select[Any]
+    lock_floor: Select[Any]
+    raise_floor: Update
+    delete_semaphore: Delete
+
+    # sweeps and clean-ups: what is chosen without a lock, and what is then locked, unless others have it locked
+    read_expired: Select[Any]
+    read_overdue: Select[Any]
+    read_owned: Select[Any]
+    lock_unreleased: Select[Any]
+    read_orphans: Select[Any]
+    read_instant: Select[Any]
+    read_released: Select[Any]
+    lock_released: Select[Any]
+    read_unused_leases: Select[Any]
+    read_semaphores_of_permits: Select[Any]
+    lock_leases: Select[Any]
+    delete_history: Delete
+
+
 @cache
-def statements(tables: Tables, *, stale_reads: bool) -> Any:
-    """Return all of them. :param stale_reads: as of the ``Backend``."""
+def statements(tables: Tables, *, stale_reads: bool) -> Statements:
+    """Return the statements for these tables. :param stale_reads: as of the ``Backend``."""
     sem, req, per, his = tables.semaphore, tables.permit_request, tables.permit, tables.semaphore_history
-    dirty = ReadUncommitted() if stale_reads else literal_column("0", Integer())
-    held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
+
+    by_external_id, by_row = req.c.external_id == _BY_EXTERNAL_ID, req.c.id == _ROW_ID
+    request = select(req.c.id, req.c.state, req.c.token)
+    unexpired = or_(req.c.ttl_seconds.is_(None), expiry(req) > Now())
+    dated_request = select(req.c.id, req.c.renewed_at)
+    # never with a time to live: that is renewed three times in it, however long it is
+    stale = and_(req.c.ttl_seconds.is_(None), req.c.renewed_at <= _CUTOFF)
+    released_request: Select[Any] = select(req.c.id).where(req.c.state == _RELEASED_STATE)
+
+    permits = select(per.c.semaphore_id, per.c.count, per.c.fence).where(per.c.permit_request_id == _ROW_ID)
+    is_held = per.c.state == HELD_STATE
+    held_of_request = select(per.c.id).where(per.c.permit_request_id == req.c.id, is_held)
+    held_of_semaphore = and_(per.c.semaphore_id == sem.c.id, is_held)
     total = func.coalesce(func.sum(per.c.count), 0)
-    columns = (sem.c.id, sem.c.capacity, sem.c.fence, sem.c.used_at_most, sem.c.on_demand)
-    names = select(*columns, dirty.label("dirty")).where(sem.c.name == _NAME)
+    sum_held_of_one = select(total).where(per.c.semaphore_id == _ROW_ID, is_held)
+
+    dirty = ReadUncommitted() if stale_reads else literal_column("0", Integer())
+    semaphore = select(
+        sem.c.id, sem.c.capacity, sem.c.fence, sem.c.used_at_most, sem.c.on_demand, dirty.label("dirty")
+    ).where(sem.c.name == _BY_NAME)
     floor = select(sem.c.id, sem.c.fence).where(sem.c.name == "")
-    called, chosen = req.c.external_id == _NAME, req.c.id == _ID
-    state = select(req.c.id, req.c.state, req.c.token)
-    permits = select(per.c.semaphore_id, per.c.count, per.c.fence).where(per.c.permit_request_id == _ID)
-    alive = or_(req.c.ttl_seconds.is_(None), expiry(req) > Now())
-    renewed = update(req).where(req.c.id == _ID, req.c.state != _GONE, alive)
-    held_of = select(total).where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE)
-    return SimpleNamespace(
-        # the request, and what it was granted
-        ask=insert(req),
-        withdraw=InsertAbsent(req).inline(),
-        forget=delete(req).where(req.c.id == _ID),
-        request=select(req.c.id).where(called),
-        request_shared=_lock_request_shared(req, called, stale_reads),
-        chosen_shared=_lock_request_shared(req, chosen, stale_reads),
-        request_locked=state.where(called).with_for_update(),
-        chosen_locked=state.where(chosen).with_for_update(),
-        permits=permits,
-        permits_shared=permits.with_for_update(read=True),
-        names=select(sem.c.id, sem.c.name).where(sem.c.id.in_(bindparam("ids", expanding=True))),
-        # the semaphores
-        look=names,
-        lock=names.with_for_update(),
-        used=select(
+    update_semaphore = update(sem).where(sem.c.id == _ROW_ID)
+    new_capacity = bindparam("new_capacity", type_=Integer())
+    return Statements(
+        insert_request=insert(req),
+        insert_absent_request=InsertAbsent(req).inline(),
+        find_request=select(req.c.id).where(by_external_id),
+        lock_request=request.where(by_external_id).with_for_update(),
+        lock_request_by_row=request.where(by_row).with_for_update(),
+        share_request=_share_request(req, by_external_id, stale_reads),
+        share_request_by_row=_share_request(req, by_row, stale_reads),
+        read_expired_at_end=select(expiry(req) <= case((req.c.state == RELEASED, req.c.updated_at), else_=Now())).where(
+            by_row
+        ),
+        renew_request=update(req).where(by_row, req.c.state != _RELEASED_STATE, unexpired).values(renewed_at=Now()),
+        start_lease=update(req).where(by_row).values(renewed_at=bindparam("now", type_=Instant())),
+        end_request=update(req).where(by_row).values(state=RELEASED, updated_at=Now()),
+        delete_request=delete(req).where(by_row),
+        insert_permit=insert(per),
+        read_permits=permits,
+        share_permits=permits.with_for_update(read=True),
+        read_permit_ids=select(per.c.id).where(per.c.permit_request_id == _ROW_ID).order_by(per.c.id),
+        release_permit=update(per).where(per.c.id == _ROW_ID).values(state=RELEASED),
+        release_permits=update(per)
+        .where(per.c.permit_request_id == _ROW_ID, per.c.state != _RELEASED_STATE)
+        .values(state=RELEASED),
+        delete_permit=delete(per).where(per.c.id == _ROW_ID),
+        delete_permits=delete(per).where(per.c.permit_request_id == _ROW_ID),
+        find_semaphore=semaphore,
+        lock_semaphore=semaphore.with_for_update(),
+        read_names=select(sem.c.id, sem.c.name).where(sem.c.id.in_(_ROW_IDS)),
+        sum_held=select(
             sem.c.id,
             sem.c.fence,
-            select(total).where(held).scalar_subquery().label("used"),
+            select(total).where(held_of_semaphore).scalar_subquery().label("used"),
             Now().label("now"),
-            select(req.c.renewed_at).where(chosen).scalar_subquery().label("began"),
-        ).where(sem.c.id.in_(bindparam("ids", expanding=True))),
-        held_of=held_of,
-        used_now=held_of.with_for_update(read=True),
-        clock=select(Now()),
-        bump=update(sem)
-        .where(sem.c.id == _ID)
-        .values(fence=sem.c.fence + 1, used_at_most=bindparam("used", type_=BigInteger()), updated_at=Now()),
-        grant=insert(per),
-        stamp=update(req).where(req.c.id == _ID).values(renewed_at=bindparam("now", type_=Instant())),
-        # the end of a request
-        permits_of=select(per.c.id).where(per.c.permit_request_id == _ID).order_by(per.c.id),
-        drop_permit=delete(per).where(per.c.id == _ID),
-        end=update(req).where(req.c.id == _ID).values(state=RELEASED, updated_at=Now()),
-        free_one=update(per).where(per.c.id == _ID).values(state=RELEASED),
-        free=update(per).where(per.c.permit_request_id == _ID, per.c.state != _GONE).values(state=RELEASED),
-        renew=renewed.values(renewed_at=Now()),
-        expired_at_end=select(expiry(req) <= case((req.c.state == RELEASED, req.c.updated_at), else_=Now())).where(
-            req.c.id == _ID
+            select(req.c.renewed_at).where(by_row).scalar_subquery().label("began"),
+        ).where(sem.c.id.in_(_ROW_IDS)),
+        sum_held_of_one=sum_held_of_one,
+        share_held_of_one=sum_held_of_one.with_for_update(read=True),
+        read_clock=select(Now()),
+        raise_fence=update_semaphore.values(
+            fence=sem.c.fence + 1, used_at_most=bindparam("bound", type_=BigInteger()), updated_at=Now()
         ),
-        # a semaphore's life
-        create=insert(sem),
-        resize=update(sem).where(sem.c.id == _ID).values(capacity=bindparam("size", type_=Integer()), updated_at=Now()),
-        revive=update(sem)
-        .where(sem.c.id == _ID, sem.c.capacity.is_(None))
-        .values(
-            capacity=bindparam("size", type_=Integer()),
-            on_demand=bindparam("first_use", type_=Boolean()),
-            updated_at=Now(),
+        insert_semaphore=insert(sem),
+        set_capacity=update_semaphore.values(capacity=new_capacity, updated_at=Now()),
+        revive_semaphore=update_semaphore.where(sem.c.capacity.is_(None)).values(
+            capacity=new_capacity, on_demand=bindparam("first_use", type_=Boolean()), updated_at=Now()
         ),
-        keep=update(sem).where(sem.c.id == _ID, sem.c.capacity.is_not(None)).values(on_demand=False),
-        floor=floor.with_for_update(read=True),
-        floor_locked=floor.with_for_update(skip_locked=True),
-        record=insert(his),
-        **_sweep_statements(tables),
-    )
-
-
-def _lock_request_shared(req: Any, which: Any, stale_reads: bool) -> Any:
-    """Return the SELECT that locks a request; its ``expired`` is as of the instant at which the lock was granted."""
-    if stale_reads:
-        return _with_expiry(req).where(which).with_for_update(read=True)
-    # PostgreSQL evaluates the columns before it waits for the row, so the lock is a step of its own
-    row = (
-        select(req.c.id, req.c.state, req.c.token, req.c.renewed_at, req.c.ttl_seconds)
-        .where(which)
-        .with_for_update(read=True)
-    )
-    return _with_expiry(row.cte("kept").prefix_with("MATERIALIZED"))
-
-
-def _with_expiry(request: Any) -> Any:
-    expired = expiry(request) <= NowAfterWait()
-    columns: Any = (request.c.id, request.c.state, request.c.token, expiry(request).label("until"))
-    return select(*columns, expired.label("expired"))
-
-
-def _sweep_statements(tables: Tables) -> dict[str, Any]:
-    sem, req, per, his = tables.semaphore, tables.permit_request, tables.permit, tables.semaphore_history
-    after = and_(req.c.state == HELD_STATE, req.c.id > bindparam("after", type_=BigInteger()))
-    without = ~select(per.c.id).where(per.c.permit_request_id == req.c.id, per.c.state == HELD_STATE).exists()
-    dated = select(req.c.id, req.c.renewed_at)
-    cutoff = bindparam("cutoff", type_=Instant())
-    # never with a time to live: that is renewed three times in it, however long it is
-    stale = and_(req.c.ttl_seconds.is_(None), req.c.renewed_at <= cutoff)
-    held = per.join(sem, and_(sem.c.id == per.c.semaphore_id, per.c.state == HELD_STATE))
-    old: Select[Any] = select(req.c.id).where(req.c.state == _GONE)
-    ids: Any = bindparam("ids", expanding=True)
-    chosen = req.c.id.in_(ids)
-    return {
-        "expired_of": dated.where(
-            req.c.id.in_(select(per.c.permit_request_id).where(per.c.semaphore_id == _ID, per.c.state == HELD_STATE)),
+        clear_on_demand=update_semaphore.where(sem.c.capacity.is_not(None)).values(on_demand=False),
+        insert_history=insert(his),
+        share_floor=floor.with_for_update(read=True),
+        lock_floor=floor.with_for_update(skip_locked=True),
+        raise_floor=update_semaphore.values(fence=bindparam("floor", type_=BigInteger())),
+        delete_semaphore=delete(sem).where(sem.c.id == _ROW_ID),
+        read_expired=dated_request.where(
+            req.c.id.in_(select(per.c.permit_request_id).where(per.c.semaphore_id == _ROW_ID, is_held)),
             req.c.state == HELD_STATE,
             expiry(req) <= Now(),
         ).limit(BATCH),
-        "overdue": dated.where(after, or_(expiry(req) <= Now(), stale, without)).order_by(req.c.id).limit(BATCH),
-        "owned": dated.add_columns(req.c.owner).where(after, req.c.owner.is_not(None)).order_by(req.c.id).limit(BATCH),
-        "still": dated.add_columns((expiry(req) <= Now()).label("expired"))
+        read_overdue=dated_request.where(
+            req.c.state == HELD_STATE, req.c.id > _AFTER, or_(expiry(req) <= Now(), stale, ~held_of_request.exists())
+        )
+        .order_by(req.c.id)
+        .limit(BATCH),
+        read_owned=dated_request.add_columns(req.c.owner)
+        .where(req.c.state == HELD_STATE, req.c.id > _AFTER, req.c.owner.is_not(None))
+        .order_by(req.c.id)
+        .limit(BATCH),
+        lock_unreleased=dated_request.add_columns((expiry(req) <= Now()).label("expired"))
         # not "= 'ACQUIRED'", for which an index on states may be chosen, and every request that is held be locked
-        .where(chosen, req.c.state != _GONE)
+        .where(req.c.id.in_(_ROW_IDS), req.c.state != _RELEASED_STATE)
         .with_for_update(skip_locked=True),
-        "orphans": select(per.c.id, req.c.id.label("request_id"))
-        .select_from(held.outerjoin(req, req.c.id == per.c.permit_request_id))
-        .where(per.c.id > bindparam("after", type_=BigInteger()), or_(req.c.id.is_(None), req.c.state != HELD_STATE))
+        read_orphans=select(per.c.id, req.c.id.label("request_id"))
+        .select_from(per.join(sem, held_of_semaphore).outerjoin(req, req.c.id == per.c.permit_request_id))
+        .where(per.c.id > _AFTER, or_(req.c.id.is_(None), req.c.state != HELD_STATE))
         .order_by(per.c.id)
         .limit(BATCH),
-        "ago": select(PlusSeconds(Now(), bindparam("seconds", type_=Float()))),
-        "old": old.where(req.c.updated_at <= cutoff).order_by(req.c.updated_at).limit(BATCH),
-        "old_locked": old.where(chosen).with_for_update(skip_locked=True),
-        "unused": select(sem.c.id, sem.c.fence)
-        .where(sem.c.id > bindparam("after", type_=BigInteger()), sem.c.on_demand, sem.c.updated_at <= cutoff)
-        .where(~select(per.c.id).where(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE).exists())
-        .where(~select(his.c.id).where(his.c.semaphore_id == sem.c.id).exists())
+        read_instant=select(PlusSeconds(Now(), bindparam("seconds", type_=Float()))),
+        read_released=released_request.where(req.c.updated_at <= _CUTOFF).order_by(req.c.updated_at).limit(BATCH),
+        lock_released=released_request.where(req.c.id.in_(_ROW_IDS)).with_for_update(skip_locked=True),
+        read_unused_leases=select(sem.c.id, sem.c.fence)
+        .where(
+            sem.c.id > _AFTER,
+            sem.c.on_demand,
+            sem.c.updated_at <= _CUTOFF,
+            ~select(per.c.id).where(held_of_semaphore).exists(),
+            ~select(his.c.id).where(his.c.semaphore_id == sem.c.id).exists(),
+        )
         .order_by(sem.c.id)
         .limit(BATCH),
-        "used_by": select(per.c.semaphore_id).where(per.c.semaphore_id.in_(ids)).distinct(),
-        "unused_locked": select(sem.c.id, sem.c.fence, sem.c.on_demand)
-        .where(sem.c.id.in_(ids))
+        read_semaphores_of_permits=select(per.c.semaphore_id).where(per.c.semaphore_id.in_(_ROW_IDS)).distinct(),
+        lock_leases=select(sem.c.id, sem.c.fence, sem.c.on_demand)
+        .where(sem.c.id.in_(_ROW_IDS))
         .with_for_update(skip_locked=True),
-        "raise_floor": update(sem).where(sem.c.id == _ID).values(fence=bindparam("least", type_=BigInteger())),
-        "remove": delete(sem).where(sem.c.id == _ID),
-        "drop_permits": delete(per).where(per.c.permit_request_id == _ID),
-        "drop_history": delete(his).where(his.c.changed_at <= cutoff),
-    }
+        delete_history=delete(his).where(his.c.changed_at <= _CUTOFF),
+    )
+
+
+def _share_request(req: Any, condition: Any, stale_reads: bool) -> Select[Any]:
+    if stale_reads:
+        return _with_expiry(req).where(condition).with_for_update(read=True)
+    # PostgreSQL evaluates the columns before it waits for the row, so the lock is a step of its own
+    row = (
+        select(req.c.id, req.c.state, req.c.token, req.c.renewed_at, req.c.ttl_seconds)
+        .where(condition)
+        .with_for_update(read=True)
+    )
+    return _with_expiry(row.cte("locked").prefix_with("MATERIALIZED"))
+
+
+def _with_expiry(request: Any) -> Select[Any]:
+    expired = (expiry(request) <= NowAfterWait()).label("expired")
+    return select(request.c.id, request.c.state, request.c.token, expiry(request).label("until"), expired)

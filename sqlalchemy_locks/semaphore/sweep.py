@@ -12,8 +12,8 @@ from typing import Any
 from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.typing import INT_ROW, shaped
-from sqlalchemy_locks.semaphore.base import SemaphoreImpl, end_if_unchanged, reads_snapshot
-from sqlalchemy_locks.semaphore.statements import BATCH
+from sqlalchemy_locks.semaphore.base import SemaphoreImpl, reads_snapshot, release_unchanged_requests
+from sqlalchemy_locks.semaphore.statements import BATCH, Statements
 
 #: before any timestamp
 _NEVER = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -31,9 +31,9 @@ class OverdueRequests(BatchImpl):
     name = "semaphore.overdue_requests"
     writes = False
 
-    def run_statements(self, execution: Execution, sql: Any) -> list[tuple[Any, ...]]:
-        cutoff = instant_before(execution, sql, execution.values["stale_after"])
-        rows = execution.execute(sql.overdue, {"after": execution.values["after"], "cutoff": cutoff})
+    def run_statements(self, execution: Execution, sql: Statements) -> list[tuple[Any, ...]]:
+        cutoff = _cutoff(execution, sql, "stale_after")
+        rows = execution.execute(sql.read_overdue, {"after": execution.values["after"], "cutoff": cutoff})
         return [tuple(row) for row in rows]
 
 
@@ -43,8 +43,8 @@ class OwnedRequests(BatchImpl):
     name = "semaphore.owned_requests"
     writes = False
 
-    def run_statements(self, execution: Execution, sql: Any) -> list[tuple[Any, ...]]:
-        return [tuple(row) for row in execution.execute(sql.owned, {"after": execution.values["after"]})]
+    def run_statements(self, execution: Execution, sql: Statements) -> list[tuple[Any, ...]]:
+        return [tuple(row) for row in execution.execute(sql.read_owned, {"after": execution.values["after"]})]
 
 
 class ReleaseUnchanged(BatchImpl):
@@ -52,8 +52,8 @@ class ReleaseUnchanged(BatchImpl):
 
     name = "semaphore.release_unchanged"
 
-    def run_statements(self, execution: Execution, sql: Any) -> int:
-        return len(end_if_unchanged(execution, sql, execution.values["requests"]))
+    def run_statements(self, execution: Execution, sql: Statements) -> int:
+        return release_unchanged_requests(execution, sql, execution.values["requests"])
 
 
 class EndOrphans(BatchImpl):
@@ -61,84 +61,85 @@ class EndOrphans(BatchImpl):
 
     name = "semaphore.end_orphans"
 
-    def run_statements(self, execution: Execution, sql: Any) -> int:
+    def run_statements(self, execution: Execution, sql: Statements) -> int:
         after, ended = 0, 0
-        while found := execution.execute(sql.orphans, {"after": after}).all():
-            for row in found:
+        while orphans := execution.execute(sql.read_orphans, {"after": after}).all():
+            for permit in orphans:
                 # neither can ever be held again, so there is nothing to verify again; clean() would never find
                 # the one without a request
-                execution.execute(sql.drop_permit if row.request_id is None else sql.free_one, {"which": row.id})
-            after, ended = found[-1].id, ended + len(found)
+                end = sql.delete_permit if permit.request_id is None else sql.release_permit
+                execution.execute(end, {"row_id": permit.id})
+            after, ended = orphans[-1].id, ended + len(orphans)
         return ended
 
 
 class Sweep(EndOrphans):
     name = "semaphore.sweep"
 
-    def run_statements(self, execution: Execution, sql: Any) -> int:
-        cutoff, after, swept = instant_before(execution, sql, execution.values["stale_after"]), 0, 0
-        while requests := [tuple(row) for row in execution.execute(sql.overdue, {"after": after, "cutoff": cutoff})]:
-            swept += len(end_if_unchanged(execution, sql, requests))
-            after = requests[-1][0]
+    def run_statements(self, execution: Execution, sql: Statements) -> int:
+        values, swept = {"cutoff": _cutoff(execution, sql, "stale_after"), "after": 0}, 0
+        while overdue := execution.execute(sql.read_overdue, values).all():
+            swept += release_unchanged_requests(execution, sql, [(row.id, row.renewed_at) for row in overdue])
+            values["after"] = overdue[-1].id
         return swept + super().run_statements(execution, sql)
 
 
 class Clean(BatchImpl):
     name = "semaphore.clean"
 
-    def run_statements(self, execution: Execution, sql: Any) -> int:
-        cutoff = instant_before(execution, sql, execution.values["older_than"])
-        chosen = execution.execute(sql.old, {"cutoff": cutoff}).scalars().all()
-        ids = execution.execute(sql.old_locked, {"ids": chosen}).scalars().all() if chosen else ()
+    def run_statements(self, execution: Execution, sql: Statements) -> int:
+        ids = execution.execute(sql.read_released, {"cutoff": _cutoff(execution, sql, "older_than")}).scalars().all()
+        ids = execution.execute(sql.lock_released, {"row_ids": ids}).scalars().all() if ids else ()
         if ids:
-            each = [{"which": request} for request in ids]
-            execution.execute(sql.drop_permits, each)
-            execution.execute(sql.forget, each)
+            requests = [{"row_id": request} for request in ids]
+            execution.execute(sql.delete_permits, requests)
+            execution.execute(sql.delete_request, requests)
         return len(ids)
 
 
 class CleanLeases(BatchImpl):
     name = "semaphore.clean_leases"
 
-    def run_statements(self, execution: Execution, sql: Any) -> int:
-        values = {"cutoff": instant_before(execution, sql, execution.values["older_than"]), "after": 0}
-        while found := execution.execute(sql.unused, values).all():
+    def run_statements(self, execution: Execution, sql: Statements) -> int:
+        values = {"cutoff": _cutoff(execution, sql, "older_than"), "after": 0}
+        while leases := execution.execute(sql.read_unused_leases, values).all():
             # a released permit counts, too, as long as its request is kept: a replay names its semaphores
-            used = set(execution.execute(sql.used_by, {"ids": [row.id for row in found]}).scalars())
-            fences = {row.id: row.fence for row in found if row.id not in used}
+            ids = {"row_ids": [lease.id for lease in leases]}
+            used = set(execution.execute(sql.read_semaphores_of_permits, ids).scalars())
+            fences = {lease.id: lease.fence for lease in leases if lease.id not in used}
             if fences and (removed := self._remove(execution, sql, fences)):
                 return removed
-            values["after"] = found[-1].id
+            values["after"] = leases[-1].id
         return 0
 
-    def _remove(self, execution: Execution, sql: Any, fences: dict[int, int]) -> int:
+    def _remove(self, execution: Execution, sql: Statements, fences: dict[int, int]) -> int:
         # each grant raises the fence before it writes a permit: where that is as it was, there is none since
         # several ids may become a scan, which above READ COMMITTED keeps the locks of all that it passes (InnoDB)
         batches = [[semaphore] for semaphore in fences] if reads_snapshot(execution) else [list(fences)]
-        rows = [row for batch in batches for row in execution.execute(sql.unused_locked, {"ids": batch})]
+        rows = [row for batch in batches for row in execution.execute(sql.lock_leases, {"row_ids": batch})]
         ids = [row.id for row in rows if row.on_demand and row.fence == fences[row.id]]
         # nothing is removed without the row that keeps the greatest fence; while a semaphore is being made, next time
-        floor = execution.execute(sql.floor_locked, {}).first() if ids else None
+        floor = execution.execute(sql.lock_floor, {}).first() if ids else None
         if floor is None:
             return 0
-        least = max(floor.fence, *(fences[semaphore] for semaphore in ids))
-        execution.execute(sql.raise_floor, {"which": floor.id, "least": least})
+        greatest = max(floor.fence, *(fences[semaphore] for semaphore in ids))
+        execution.execute(sql.raise_floor, {"row_id": floor.id, "floor": greatest})
         # one by one: of several, InnoDB may make a scan, and wait for those that are locked
-        execution.execute(sql.remove, [{"which": semaphore} for semaphore in ids])
+        execution.execute(sql.delete_semaphore, [{"row_id": semaphore} for semaphore in ids])
         return len(ids)
 
 
 class CleanHistory(BatchImpl):
     name = "semaphore.clean_history"
 
-    def run_statements(self, execution: Execution, sql: Any) -> int:
-        cutoff = instant_before(execution, sql, execution.values["older_than"])
-        return int(execution.execute(sql.drop_history, {"cutoff": cutoff}).rowcount)
+    def run_statements(self, execution: Execution, sql: Statements) -> int:
+        return execution.execute(sql.delete_history, {"cutoff": _cutoff(execution, sql, "older_than")}).rowcount
 
 
-def instant_before(execution: Execution, sql: Any, age: float | None) -> Any:
-    """Return the instant ``age`` seconds ago by the server's clock; one before everything for ``None``."""
-    return _NEVER if age is None else execution.execute(sql.ago, {"seconds": -age}).scalar()
+def _cutoff(execution: Execution, sql: Statements, age: str) -> Any:
+    """Return the instant that is ``age`` ago, by the server's clock; one before everything where that is ``None``."""
+    seconds = execution.values[age]
+    return _NEVER if seconds is None else execution.execute(sql.read_instant, {"seconds": -seconds}).scalar()
 
 
 _OVERDUE, _OWNED, _RELEASE, _ORPHANS, _SWEEP = (

@@ -65,11 +65,11 @@ WRITABLE = "CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') AND @@global.innodb
 PRIMARY = f" AND {WRITABLE}"
 
 POSTGRESQL: dict[str, tuple[str, dict[str, Any]]] = {
-    "lock.exclusive": ("SELECT lock.exclusive(:lock_key) AS exclusive_1", K),
-    "lock.exclusive stale": ("SELECT lock.exclusive(:lock_key, :param_1) AS exclusive_1", {**K, "param_1": True}),
-    "lock.shared": ("SELECT lock.shared(:lock_key) AS shared_1", K),
-    "lock.try_exclusive": ("SELECT lock.try_exclusive(:lock_key) AS try_exclusive_1", K),
-    "lock.try_shared": ("SELECT lock.try_shared(:lock_key) AS try_shared_1", K),
+    "lock.exclusive": ("SELECT lock.exclusive(:lock_key, false, :wait_ms) AS exclusive_1", {**K, "wait_ms": None}),
+    "lock.exclusive stale": ("SELECT lock.exclusive(:lock_key, true, :wait_ms) AS exclusive_1", {**K, "wait_ms": None}),
+    "lock.shared": ("SELECT lock.shared(:lock_key, false, :wait_ms) AS shared_1", {**K, "wait_ms": None}),
+    "lock.try_exclusive": ("SELECT lock.try_exclusive(:lock_key, false) AS try_exclusive_1", K),
+    "lock.try_shared": ("SELECT lock.try_shared(:lock_key, false) AS try_shared_1", K),
     "lock.unlock": ("SELECT lock.unlock(:lock_key) AS unlock_1", K),
     "lock.vacuum": ("SELECT lock.vacuum() AS vacuum_1", {}),
     "lock.create": ("SELECT lock.create(:keys) AS create_1", {"keys": [KEY, 7]}),

@@ -10,12 +10,12 @@ import pytest
 from sqlalchemy import Engine
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.semaphore.acquire import acquire_in_turn
+from sqlalchemy_locks.semaphore.acquire import in_turn
 from sqlalchemy_locks.semaphore.availability import exhausted_in
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.semaphores import held, made
 
-FUNCTIONS = pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
+QUEUES = pytest.mark.parametrize("name", ["postgresql15"])
 
 
 @pytest.fixture
@@ -29,21 +29,21 @@ def key() -> int:
     return uuid4().int >> 65
 
 
-@FUNCTIONS
+@QUEUES
 def test_denial_keeps_no_lock_of_the_queue(engine: Engine, key: int) -> None:
     sem = made(engine, 1)
     sl.Locks(engine).acquire({sem: 1})
     with engine.connect() as denied, engine.connect() as waiter:
-        assert not denied.scalar(acquire_in_turn(sl.semaphore.acquire({sem: 1}), {sem: key}))
+        assert not denied.scalar(in_turn(sl.semaphore.acquire({sem: 1}), [key]))
         assert waiter.scalar(sl.lock.try_exclusive(key)) is True
 
 
-@FUNCTIONS
+@QUEUES
 def test_queue_denies_a_request_once_and_no_retry(engine: Engine, key: int) -> None:
     """A first attempt whose reply was lost may still be granted: a denial of the retry would hide that."""
     sem = made(engine, 1)
     sl.Locks(engine).run(sl.lock.create(key))
-    request: Any = acquire_in_turn(sl.semaphore.acquire({sem: 1}), {sem: key})
+    request: Any = in_turn(sl.semaphore.acquire({sem: 1}), [key])
     with engine.connect() as waiter, engine.connect() as caller:
         waiter.execute(sl.lock.exclusive(key))
         grant = caller.scalar(request)

@@ -9,10 +9,11 @@ import pytest
 from sqlalchemy import false, text, update
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.sql.tables import tables
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, later
-from tests.fixtures.semaphores import INNODB, held, made, place, request_of, unused
+from tests.fixtures.semaphores import INNODB, SERVERS, held, made, place, request_of, unused
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
@@ -111,6 +112,24 @@ def test_longest_wait_ends_with_its_call(name: str, driver: str, level: str, eng
         denied = sl.semaphore.acquire({sem: 2}).execution_options(locks_wait=7)
         assert not caller.scalar(denied)
         assert caller.scalar(text("SHOW lock_timeout")) == "77s"
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_longest_wait_may_be_set_inside_another(name: str, engine_to: MakeEngine) -> None:
+    variable = "SHOW lock_timeout" if name == "postgresql15" else "SELECT @@session.innodb_lock_wait_timeout"
+    with engine_to(name).connect() as connection:
+        backend, waits = backend_for(connection.dialect), []
+        for _ in range(2):
+            waits.append(connection.scalar(text(variable)))
+            with backend.bounded(connection, 5):
+                waits.append(connection.scalar(text(variable)))
+                with backend.bounded(connection, 7):
+                    waits.append(connection.scalar(text(variable)))
+                waits.append(connection.scalar(text(variable)))
+            waits.append(connection.scalar(text(variable)))
+    assert [str(wait).removesuffix("s") for wait in waits[1:4]] == ["5", "7", "5"]
+    assert waits[0] == waits[4]
+    assert waits[:5] == waits[5:]
 
 
 def test_begin_immediate_respects_timeout(engine_to: MakeEngine) -> None:

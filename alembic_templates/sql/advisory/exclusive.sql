@@ -1,7 +1,10 @@
-CREATE OR REPLACE FUNCTION lock.exclusive(key bigint, allow_stale boolean DEFAULT false) RETURNS void
+CREATE OR REPLACE FUNCTION lock.exclusive(key bigint, allow_stale boolean DEFAULT false,
+  wait_ms integer DEFAULT NULL::integer) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
+DECLARE
+  previous text;
 BEGIN
   IF key IS NULL THEN
     -- pg_advisory_xact_lock() and its like return NULL without locking
@@ -13,6 +16,13 @@ BEGIN
   THEN
     PERFORM lock.refuse(allow_stale);
   END IF;
+  IF wait_ms IS NOT NULL THEN
+    previous := current_setting('lock_timeout');
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
+  END IF;
   PERFORM pg_advisory_xact_lock(key);
+  IF wait_ms IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', previous, true);
+  END IF;
 END
 $body$;

@@ -1,7 +1,7 @@
 CREATE OR REPLACE FUNCTION lock.semaphore_acquire(names text[], counts integer[], external_id text,
   owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
-  lock_wait text DEFAULT NULL::text, nonce text DEFAULT NULL::text, replaces_expired boolean DEFAULT false,
-  queue_keys bigint[] DEFAULT NULL::bigint[], looks_first boolean DEFAULT false,
+  wait_ms integer DEFAULT NULL::integer, nonce text DEFAULT NULL::text, replaces_expired boolean DEFAULT false,
+  queue_keys bigint[] DEFAULT NULL::bigint[],
   OUT acquired boolean, OUT state text, OUT replayed boolean, OUT token text,
   OUT expires_at timestamp with time zone, OUT semaphores text[], OUT fences bigint[],
   OUT exhausted text[], OUT capacities integer[]) RETURNS record
@@ -10,7 +10,6 @@ SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
-  free boolean;
   previous text;
   request bigint;
   began timestamptz;
@@ -78,49 +77,12 @@ BEGIN
       counts := totals;
     END IF;
   END IF;
-  IF looks_first THEN
-    -- For a waiter that polls: without room, a denial by reads alone, that lock and write nothing.
-    FOR i IN 1 .. cardinality(semaphores) LOOP
-      SELECT s.capacity, (
-        SELECT coalesce(sum(p.count), 0)
-        FROM lock.permit AS p JOIN lock.permit_request AS r ON r.id = p.permit_request_id
-        WHERE p.semaphore_id = s.id AND p.state = 'ACQUIRED'
-          AND (r.ttl_seconds IS NULL OR r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp())
-      ) AS used
-      INTO sem FROM lock.semaphore AS s WHERE s.name = semaphores[i];
-      IF sem.capacity IS NULL THEN  -- unknown or deleted, which the attempt finds, and refuses
-        exhausted := NULL;
-        EXIT;
-      END IF;
-      capacities[i] := sem.capacity;
-      IF sem.used + counts[i] > sem.capacity THEN
-        exhausted := exhausted || semaphores[i];
-      END IF;
-    END LOOP;
-    IF exhausted IS NOT NULL AND NOT EXISTS (
-      SELECT FROM lock.permit_request AS r WHERE r.external_id = semaphore_acquire.external_id)
-    THEN
-      state := 'DENIED';
-      replayed := false;
-      acquired := false;
-      RETURN;
-    END IF;
-    exhausted := NULL;
-    capacities := NULL;
-  END IF;
   -- A denial rolls this block back: it leaves no row, and its locks are released immediately.
   BEGIN
     -- A request that gives the keys of the semaphores' queues must not overtake the waiters.
     FOR i IN 1 .. coalesce(cardinality(queue_keys), 0) LOOP
-      IF strpos(version(), '-YB-') = 0 THEN
-        -- Waiters for permits hold this lock or wait for it: the try fails in both cases.
-        free := pg_try_advisory_xact_lock_shared(queue_keys[i]);
-      ELSE
-        -- The lock of a row, which exists once a session has waited; the first waiter holds it.
-        free := NOT EXISTS (SELECT FROM lock.locked_keys AS queue WHERE queue.key = queue_keys[i])
-          OR lock.try_shared(queue_keys[i], true);
-      END IF;
-      IF NOT free THEN
+      -- Waiters for permits hold this lock or wait for it: the try fails in both cases. On YugabyteDB they poll instead.
+      IF strpos(version(), '-YB-') = 0 AND NOT pg_try_advisory_xact_lock_shared(queue_keys[i]) THEN
         exhausted := exhausted || names[i];
       END IF;
     END LOOP;
@@ -135,9 +97,9 @@ BEGIN
       END IF;
       exhausted := NULL;
     END IF;
-    IF lock_wait IS NOT NULL THEN
+    IF wait_ms IS NOT NULL THEN
       previous := current_setting('lock_timeout');
-      lock_wait := set_config('lock_timeout', lock_wait, true);
+      PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
     END IF;
     FOR attempt IN 1 .. 100 LOOP
       -- A concurrent call with the same external_id waits at this insert until this request is decided. The token
@@ -229,8 +191,8 @@ BEGIN
         expires_at := began + ttl_seconds * interval '1 second';
       END IF;
     END IF;
-    IF lock_wait IS NOT NULL THEN
-      lock_wait := set_config('lock_timeout', previous, true);
+    IF wait_ms IS NOT NULL THEN
+      PERFORM set_config('lock_timeout', previous, true);
     END IF;
   EXCEPTION WHEN SQLSTATE 'SL010' THEN
     token := NULL;

@@ -1,5 +1,5 @@
 CREATE OR REPLACE FUNCTION lock.semaphore_create(name text, capacity integer,
-  changed_by text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text,
+  changed_by text DEFAULT NULL::text, wait_ms integer DEFAULT NULL::integer,
   on_demand boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
@@ -17,9 +17,9 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
       'a capacity is from 0 to 2147483647, not ' || coalesce(capacity::text, 'NULL');
   END IF;
-  IF lock_wait IS NOT NULL THEN
+  IF wait_ms IS NOT NULL THEN
     previous := current_setting('lock_timeout');
-    PERFORM set_config('lock_timeout', lock_wait, true);
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
   END IF;
   on_demand := coalesce(on_demand, false);
   LOOP
@@ -48,7 +48,7 @@ BEGIN
     END IF;
     EXIT WHEN FOUND;  -- otherwise it was created, deleted or removed meanwhile
   END LOOP;
-  IF lock_wait IS NOT NULL THEN
+  IF wait_ms IS NOT NULL THEN
     PERFORM set_config('lock_timeout', previous, true);
   END IF;
   IF created IS NOT NULL AND NOT on_demand THEN

@@ -1,5 +1,5 @@
 CREATE OR REPLACE FUNCTION lock.semaphore_delete(name text, changed_by text DEFAULT NULL::text,
-  lock_wait text DEFAULT NULL::text) RETURNS text
+  wait_ms integer DEFAULT NULL::integer) RETURNS text
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
@@ -13,9 +13,9 @@ BEGIN
   END IF;
   -- A refusal rolls this block back, which releases its locks.
   BEGIN
-    IF lock_wait IS NOT NULL THEN
+    IF wait_ms IS NOT NULL THEN
       previous := current_setting('lock_timeout');
-      PERFORM set_config('lock_timeout', lock_wait, true);
+      PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
     END IF;
     SELECT s.id, s.capacity INTO sem FROM lock.semaphore AS s WHERE s.name = semaphore_delete.name FOR UPDATE;
     IF sem.capacity IS NOT NULL THEN
@@ -26,7 +26,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'SL010', MESSAGE = 'held';
       END IF;
     END IF;
-    IF lock_wait IS NOT NULL THEN
+    IF wait_ms IS NOT NULL THEN
       PERFORM set_config('lock_timeout', previous, true);
     END IF;
   EXCEPTION WHEN SQLSTATE 'SL010' THEN

@@ -1,5 +1,5 @@
 CREATE OR REPLACE FUNCTION lock.semaphore_release(external_id text,
-  token text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text) RETURNS text
+  token text DEFAULT NULL::text, wait_ms integer DEFAULT NULL::integer) RETURNS text
 LANGUAGE plpgsql
 SET enable_seqscan = 'off'
 AS $body$
@@ -11,9 +11,9 @@ BEGIN
   IF (length(external_id) BETWEEN 1 AND 255 AND right(external_id, 1) <> ' ') IS NOT TRUE THEN
     external_id := lock.semaphore_checked(external_id, 'the external_id of a request');  -- raises
   END IF;
-  IF lock_wait IS NOT NULL THEN
+  IF wait_ms IS NOT NULL THEN
     previous := current_setting('lock_timeout');
-    lock_wait := set_config('lock_timeout', lock_wait, true);
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
   END IF;
   -- Only its request and its permits are locked: it never waits for an acquire. Not "state = 'ACQUIRED'", which may
   -- make the planner prefer the index of held permits to that of the id.
@@ -21,8 +21,8 @@ BEGIN
   WHERE r.external_id = semaphore_release.external_id AND r.state <> 'RELEASED'
     AND (semaphore_release.token IS NULL OR r.token = semaphore_release.token)
   RETURNING r.id INTO request;
-  IF lock_wait IS NOT NULL THEN
-    lock_wait := set_config('lock_timeout', previous, true);
+  IF wait_ms IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', previous, true);
   END IF;
   IF request IS NULL THEN
     PERFORM 1 FROM lock.permit_request AS r

@@ -1,5 +1,5 @@
 CREATE OR REPLACE FUNCTION lock.semaphore_resize(name text, capacity integer,
-  changed_by text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text,
+  changed_by text DEFAULT NULL::text, wait_ms integer DEFAULT NULL::integer,
   missing_ok boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
@@ -16,13 +16,13 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
       'a capacity is from 0 to 2147483647, not ' || coalesce(capacity::text, 'NULL');
   END IF;
-  IF lock_wait IS NOT NULL THEN
+  IF wait_ms IS NOT NULL THEN
     previous := current_setting('lock_timeout');
-    PERFORM set_config('lock_timeout', lock_wait, true);
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
   END IF;
   SELECT s.id, s.capacity, s.on_demand INTO sem
   FROM lock.semaphore AS s WHERE s.name = semaphore_resize.name FOR UPDATE;
-  IF lock_wait IS NOT NULL THEN
+  IF wait_ms IS NOT NULL THEN
     PERFORM set_config('lock_timeout', previous, true);
   END IF;
   IF sem.capacity IS NULL AND missing_ok IS NOT TRUE THEN

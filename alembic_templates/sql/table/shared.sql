@@ -1,8 +1,11 @@
-CREATE OR REPLACE FUNCTION lock.shared(key bigint, allow_stale boolean DEFAULT false) RETURNS void
+CREATE OR REPLACE FUNCTION lock.shared(key bigint, allow_stale boolean DEFAULT false,
+  wait_ms integer DEFAULT NULL::integer) RETURNS void
 LANGUAGE plpgsql
 SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
+DECLARE
+  previous text;
 BEGIN
   IF key IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
@@ -13,6 +16,10 @@ BEGIN
   THEN
     PERFORM lock.refuse(allow_stale);
   END IF;
+  IF wait_ms IS NOT NULL THEN
+    previous := current_setting('lock_timeout');
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
+  END IF;
   -- Repeated until the row exists: unlock() and vacuum() may delete it during the wait.
   LOOP
     PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = shared.key FOR SHARE;
@@ -20,5 +27,8 @@ BEGIN
     INSERT INTO lock.locked_keys (key) VALUES (shared.key) ON CONFLICT DO NOTHING;
     EXIT WHEN FOUND;
   END LOOP;
+  IF wait_ms IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', previous, true);
+  END IF;
 END
 $body$;

@@ -1,19 +1,29 @@
-CREATE OR REPLACE FUNCTION lock.shared(key bigint, allow_stale boolean DEFAULT false) RETURNS void
+CREATE OR REPLACE FUNCTION lock.shared(key bigint, allow_stale boolean DEFAULT false,
+  wait_ms integer DEFAULT NULL::integer) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
+  previous_wait text;
 BEGIN
   IF key IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
   END IF;
   PERFORM lock.refuse(allow_stale);
+  IF wait_ms IS NOT NULL THEN
+    -- Releases that apply it to advisory locks only wait for a row as long as the server's own limit.
+    previous_wait := current_setting('lock_timeout');
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
+  END IF;
   -- Repeated until the row exists: unlock() and vacuum() may delete it during the wait. Bounded, because under
   -- allow_stale a row that is newer than the snapshot would never be found.
   FOR round IN 1..100 LOOP
     PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = shared.key FOR SHARE;
     IF FOUND THEN
+      IF wait_ms IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', previous_wait, true);
+      END IF;
       RETURN;
     END IF;
     -- Outside the transaction, so that the insert of a new key holds no lock: that lock would be exclusive even

@@ -1,14 +1,14 @@
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_delete(text, text, text);
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_delete(text, text, integer);
 
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_resize(text, integer, text, text, boolean);
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_resize(text, integer, text, integer, boolean);
 
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_create(text, integer, text, text, boolean);
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_create(text, integer, text, integer, boolean);
 
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_renew(text, text, text);
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_renew(text, text, integer);
 
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_release(text, text, text);
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_release(text, text, integer);
 
-DROP FUNCTION IF EXISTS "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text, text, boolean, bigint[], boolean);
+DROP FUNCTION IF EXISTS "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, integer, text, boolean, bigint[]);
 
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_take_back(bigint);
 
@@ -26,9 +26,9 @@ DROP FUNCTION IF EXISTS "elsewhere".try_shared(bigint, boolean);
 
 DROP FUNCTION IF EXISTS "elsewhere".try_exclusive(bigint, boolean);
 
-DROP FUNCTION IF EXISTS "elsewhere".shared(bigint, boolean);
+DROP FUNCTION IF EXISTS "elsewhere".shared(bigint, boolean, integer);
 
-DROP FUNCTION IF EXISTS "elsewhere".exclusive(bigint, boolean);
+DROP FUNCTION IF EXISTS "elsewhere".exclusive(bigint, boolean, integer);
 
 DROP FUNCTION IF EXISTS "elsewhere".refuse(boolean);
 

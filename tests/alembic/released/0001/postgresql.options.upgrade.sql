@@ -62,22 +62,32 @@ END
 $body$
 $command$;
     EXECUTE $command$
-CREATE OR REPLACE FUNCTION "elsewhere".exclusive(key bigint, allow_stale boolean DEFAULT false) RETURNS void
+CREATE OR REPLACE FUNCTION "elsewhere".exclusive(key bigint, allow_stale boolean DEFAULT false,
+  wait_ms integer DEFAULT NULL::integer) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
+  previous_wait text;
 BEGIN
   IF key IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
   END IF;
   PERFORM "elsewhere".refuse(allow_stale);
+  IF wait_ms IS NOT NULL THEN
+    -- Releases that apply it to advisory locks only wait for a row as long as the server's own limit.
+    previous_wait := current_setting('lock_timeout');
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
+  END IF;
   -- Repeated until the row exists: unlock() and vacuum() may delete it during the wait. Bounded, because under
   -- allow_stale a row that is newer than the snapshot would never be found.
   FOR round IN 1..100 LOOP
     PERFORM 1 FROM "elsewhere".locked_keys AS held WHERE held.key = exclusive.key FOR UPDATE;
     IF FOUND THEN
+      IF wait_ms IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', previous_wait, true);
+      END IF;
       RETURN;
     END IF;
     -- Outside the transaction, so that the insert of a new key holds no lock: that lock would be exclusive even
@@ -92,22 +102,32 @@ END
 $body$
 $command$;
     EXECUTE $command$
-CREATE OR REPLACE FUNCTION "elsewhere".shared(key bigint, allow_stale boolean DEFAULT false) RETURNS void
+CREATE OR REPLACE FUNCTION "elsewhere".shared(key bigint, allow_stale boolean DEFAULT false,
+  wait_ms integer DEFAULT NULL::integer) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
   previous text := current_setting('yb_disable_transactional_writes');
+  previous_wait text;
 BEGIN
   IF key IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
   END IF;
   PERFORM "elsewhere".refuse(allow_stale);
+  IF wait_ms IS NOT NULL THEN
+    -- Releases that apply it to advisory locks only wait for a row as long as the server's own limit.
+    previous_wait := current_setting('lock_timeout');
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
+  END IF;
   -- Repeated until the row exists: unlock() and vacuum() may delete it during the wait. Bounded, because under
   -- allow_stale a row that is newer than the snapshot would never be found.
   FOR round IN 1..100 LOOP
     PERFORM 1 FROM "elsewhere".locked_keys AS held WHERE held.key = shared.key FOR SHARE;
     IF FOUND THEN
+      IF wait_ms IS NOT NULL THEN
+        PERFORM set_config('lock_timeout', previous_wait, true);
+      END IF;
       RETURN;
     END IF;
     -- Outside the transaction, so that the insert of a new key holds no lock: that lock would be exclusive even
@@ -275,11 +295,14 @@ END
 $body$
 $command$;
     EXECUTE $command$
-CREATE OR REPLACE FUNCTION "elsewhere".exclusive(key bigint, allow_stale boolean DEFAULT false) RETURNS void
+CREATE OR REPLACE FUNCTION "elsewhere".exclusive(key bigint, allow_stale boolean DEFAULT false,
+  wait_ms integer DEFAULT NULL::integer) RETURNS void
 LANGUAGE plpgsql
 SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
+DECLARE
+  previous text;
 BEGIN
   IF key IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
@@ -289,6 +312,10 @@ BEGIN
         AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))
   THEN
     PERFORM "elsewhere".refuse(allow_stale);
+  END IF;
+  IF wait_ms IS NOT NULL THEN
+    previous := current_setting('lock_timeout');
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
   END IF;
   -- Repeated until the row exists: unlock() and vacuum() may delete it during the wait.
   LOOP
@@ -297,15 +324,21 @@ BEGIN
     INSERT INTO "elsewhere".locked_keys (key) VALUES (exclusive.key) ON CONFLICT DO NOTHING;
     EXIT WHEN FOUND;
   END LOOP;
+  IF wait_ms IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', previous, true);
+  END IF;
 END
 $body$
 $command$;
     EXECUTE $command$
-CREATE OR REPLACE FUNCTION "elsewhere".shared(key bigint, allow_stale boolean DEFAULT false) RETURNS void
+CREATE OR REPLACE FUNCTION "elsewhere".shared(key bigint, allow_stale boolean DEFAULT false,
+  wait_ms integer DEFAULT NULL::integer) RETURNS void
 LANGUAGE plpgsql
 SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
+DECLARE
+  previous text;
 BEGIN
   IF key IS NULL THEN
     RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
@@ -316,6 +349,10 @@ BEGIN
   THEN
     PERFORM "elsewhere".refuse(allow_stale);
   END IF;
+  IF wait_ms IS NOT NULL THEN
+    previous := current_setting('lock_timeout');
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
+  END IF;
   -- Repeated until the row exists: unlock() and vacuum() may delete it during the wait.
   LOOP
     PERFORM 1 FROM "elsewhere".locked_keys AS held WHERE held.key = shared.key FOR SHARE;
@@ -323,6 +360,9 @@ BEGIN
     INSERT INTO "elsewhere".locked_keys (key) VALUES (shared.key) ON CONFLICT DO NOTHING;
     EXIT WHEN FOUND;
   END LOOP;
+  IF wait_ms IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', previous, true);
+  END IF;
 END
 $body$
 $command$;
@@ -557,8 +597,8 @@ $body$;
 
 CREATE OR REPLACE FUNCTION "elsewhere".semaphore_acquire(names text[], counts integer[], external_id text,
   owner text DEFAULT NULL::text, ttl_seconds double precision DEFAULT NULL::double precision,
-  lock_wait text DEFAULT NULL::text, nonce text DEFAULT NULL::text, replaces_expired boolean DEFAULT false,
-  queue_keys bigint[] DEFAULT NULL::bigint[], looks_first boolean DEFAULT false,
+  wait_ms integer DEFAULT NULL::integer, nonce text DEFAULT NULL::text, replaces_expired boolean DEFAULT false,
+  queue_keys bigint[] DEFAULT NULL::bigint[],
   OUT acquired boolean, OUT state text, OUT replayed boolean, OUT token text,
   OUT expires_at timestamp with time zone, OUT semaphores text[], OUT fences bigint[],
   OUT exhausted text[], OUT capacities integer[]) RETURNS record
@@ -567,7 +607,6 @@ SET enable_seqscan = 'off'
 AS $body$
 -- sqlalchemy_locks 0001
 DECLARE
-  free boolean;
   previous text;
   request bigint;
   began timestamptz;
@@ -635,49 +674,12 @@ BEGIN
       counts := totals;
     END IF;
   END IF;
-  IF looks_first THEN
-    -- For a waiter that polls: without room, a denial by reads alone, that lock and write nothing.
-    FOR i IN 1 .. cardinality(semaphores) LOOP
-      SELECT s.capacity, (
-        SELECT coalesce(sum(p.count), 0)
-        FROM "elsewhere".permit AS p JOIN "elsewhere".permit_request AS r ON r.id = p.permit_request_id
-        WHERE p.semaphore_id = s.id AND p.state = 'ACQUIRED'
-          AND (r.ttl_seconds IS NULL OR r.renewed_at + r.ttl_seconds * interval '1 second' > clock_timestamp())
-      ) AS used
-      INTO sem FROM "elsewhere".semaphore AS s WHERE s.name = semaphores[i];
-      IF sem.capacity IS NULL THEN  -- unknown or deleted, which the attempt finds, and refuses
-        exhausted := NULL;
-        EXIT;
-      END IF;
-      capacities[i] := sem.capacity;
-      IF sem.used + counts[i] > sem.capacity THEN
-        exhausted := exhausted || semaphores[i];
-      END IF;
-    END LOOP;
-    IF exhausted IS NOT NULL AND NOT EXISTS (
-      SELECT FROM "elsewhere".permit_request AS r WHERE r.external_id = semaphore_acquire.external_id)
-    THEN
-      state := 'DENIED';
-      replayed := false;
-      acquired := false;
-      RETURN;
-    END IF;
-    exhausted := NULL;
-    capacities := NULL;
-  END IF;
   -- A denial rolls this block back: it leaves no row, and its locks are released immediately.
   BEGIN
     -- A request that gives the keys of the semaphores' queues must not overtake the waiters.
     FOR i IN 1 .. coalesce(cardinality(queue_keys), 0) LOOP
-      IF strpos(version(), '-YB-') = 0 THEN
-        -- Waiters for permits hold this lock or wait for it: the try fails in both cases.
-        free := pg_try_advisory_xact_lock_shared(queue_keys[i]);
-      ELSE
-        -- The lock of a row, which exists once a session has waited; the first waiter holds it.
-        free := NOT EXISTS (SELECT FROM "elsewhere".locked_keys AS queue WHERE queue.key = queue_keys[i])
-          OR "elsewhere".try_shared(queue_keys[i], true);
-      END IF;
-      IF NOT free THEN
+      -- Waiters for permits hold this lock or wait for it: the try fails in both cases. On YugabyteDB they poll instead.
+      IF strpos(version(), '-YB-') = 0 AND NOT pg_try_advisory_xact_lock_shared(queue_keys[i]) THEN
         exhausted := exhausted || names[i];
       END IF;
     END LOOP;
@@ -692,9 +694,9 @@ BEGIN
       END IF;
       exhausted := NULL;
     END IF;
-    IF lock_wait IS NOT NULL THEN
+    IF wait_ms IS NOT NULL THEN
       previous := current_setting('lock_timeout');
-      lock_wait := set_config('lock_timeout', lock_wait, true);
+      PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
     END IF;
     FOR attempt IN 1 .. 100 LOOP
       -- A concurrent call with the same external_id waits at this insert until this request is decided. The token
@@ -786,8 +788,8 @@ BEGIN
         expires_at := began + ttl_seconds * interval '1 second';
       END IF;
     END IF;
-    IF lock_wait IS NOT NULL THEN
-      lock_wait := set_config('lock_timeout', previous, true);
+    IF wait_ms IS NOT NULL THEN
+      PERFORM set_config('lock_timeout', previous, true);
     END IF;
   EXCEPTION WHEN SQLSTATE 'SL010' THEN
     token := NULL;
@@ -799,7 +801,7 @@ END
 $body$;
 
 CREATE OR REPLACE FUNCTION "elsewhere".semaphore_release(external_id text,
-  token text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text) RETURNS text
+  token text DEFAULT NULL::text, wait_ms integer DEFAULT NULL::integer) RETURNS text
 LANGUAGE plpgsql
 SET enable_seqscan = 'off'
 AS $body$
@@ -811,9 +813,9 @@ BEGIN
   IF (length(external_id) BETWEEN 1 AND 255 AND right(external_id, 1) <> ' ') IS NOT TRUE THEN
     external_id := "elsewhere".semaphore_checked(external_id, 'the external_id of a request');  -- raises
   END IF;
-  IF lock_wait IS NOT NULL THEN
+  IF wait_ms IS NOT NULL THEN
     previous := current_setting('lock_timeout');
-    lock_wait := set_config('lock_timeout', lock_wait, true);
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
   END IF;
   -- Only its request and its permits are locked: it never waits for an acquire. Not "state = 'ACQUIRED'", which may
   -- make the planner prefer the index of held permits to that of the id.
@@ -821,8 +823,8 @@ BEGIN
   WHERE r.external_id = semaphore_release.external_id AND r.state <> 'RELEASED'
     AND (semaphore_release.token IS NULL OR r.token = semaphore_release.token)
   RETURNING r.id INTO request;
-  IF lock_wait IS NOT NULL THEN
-    lock_wait := set_config('lock_timeout', previous, true);
+  IF wait_ms IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', previous, true);
   END IF;
   IF request IS NULL THEN
     PERFORM 1 FROM "elsewhere".permit_request AS r
@@ -836,7 +838,7 @@ END
 $body$;
 
 CREATE OR REPLACE FUNCTION "elsewhere".semaphore_renew(external_id text, token text DEFAULT NULL::text,
-  lock_wait text DEFAULT NULL::text) RETURNS boolean
+  wait_ms integer DEFAULT NULL::integer) RETURNS boolean
 LANGUAGE plpgsql
 SET enable_seqscan = 'off'
 AS $body$
@@ -846,16 +848,16 @@ DECLARE
   previous text;
 BEGIN
   external_id := "elsewhere".semaphore_checked(external_id, 'the external_id of a request');
-  IF lock_wait IS NOT NULL THEN
+  IF wait_ms IS NOT NULL THEN
     previous := current_setting('lock_timeout');
-    lock_wait := set_config('lock_timeout', lock_wait, true);
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
   END IF;
   SELECT r.id INTO request FROM "elsewhere".permit_request AS r
   WHERE r.external_id = semaphore_renew.external_id
     AND (semaphore_renew.token IS NULL OR r.token = semaphore_renew.token)
   FOR NO KEY UPDATE;
-  IF lock_wait IS NOT NULL THEN
-    lock_wait := set_config('lock_timeout', previous, true);
+  IF wait_ms IS NOT NULL THEN
+    PERFORM set_config('lock_timeout', previous, true);
   END IF;
   -- After the locking statement: a clock that is read before a wait is late by the wait.
   UPDATE "elsewhere".permit_request AS r SET renewed_at = clock_timestamp()
@@ -866,7 +868,7 @@ END
 $body$;
 
 CREATE OR REPLACE FUNCTION "elsewhere".semaphore_create(name text, capacity integer,
-  changed_by text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text,
+  changed_by text DEFAULT NULL::text, wait_ms integer DEFAULT NULL::integer,
   on_demand boolean DEFAULT false) RETURNS boolean
 LANGUAGE plpgsql
 AS $body$
@@ -884,9 +886,9 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
       'a capacity is from 0 to 2147483647, not ' || coalesce(capacity::text, 'NULL');
   END IF;
-  IF lock_wait IS NOT NULL THEN
+  IF wait_ms IS NOT NULL THEN
     previous := current_setting('lock_timeout');
-    PERFORM set_config('lock_timeout', lock_wait, true);
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
   END IF;
   on_demand := coalesce(on_demand, false);
   LOOP
@@ -915,7 +917,7 @@ BEGIN
     END IF;
     EXIT WHEN FOUND;  -- otherwise it was created, deleted or removed meanwhile
   END LOOP;
-  IF lock_wait IS NOT NULL THEN
+  IF wait_ms IS NOT NULL THEN
     PERFORM set_config('lock_timeout', previous, true);
   END IF;
   IF created IS NOT NULL AND NOT on_demand THEN
@@ -927,7 +929,7 @@ END
 $body$;
 
 CREATE OR REPLACE FUNCTION "elsewhere".semaphore_resize(name text, capacity integer,
-  changed_by text DEFAULT NULL::text, lock_wait text DEFAULT NULL::text,
+  changed_by text DEFAULT NULL::text, wait_ms integer DEFAULT NULL::integer,
   missing_ok boolean DEFAULT false) RETURNS integer
 LANGUAGE plpgsql
 AS $body$
@@ -944,13 +946,13 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'invalid_parameter_value', MESSAGE =
       'a capacity is from 0 to 2147483647, not ' || coalesce(capacity::text, 'NULL');
   END IF;
-  IF lock_wait IS NOT NULL THEN
+  IF wait_ms IS NOT NULL THEN
     previous := current_setting('lock_timeout');
-    PERFORM set_config('lock_timeout', lock_wait, true);
+    PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
   END IF;
   SELECT s.id, s.capacity, s.on_demand INTO sem
   FROM "elsewhere".semaphore AS s WHERE s.name = semaphore_resize.name FOR UPDATE;
-  IF lock_wait IS NOT NULL THEN
+  IF wait_ms IS NOT NULL THEN
     PERFORM set_config('lock_timeout', previous, true);
   END IF;
   IF sem.capacity IS NULL AND missing_ok IS NOT TRUE THEN
@@ -971,7 +973,7 @@ END
 $body$;
 
 CREATE OR REPLACE FUNCTION "elsewhere".semaphore_delete(name text, changed_by text DEFAULT NULL::text,
-  lock_wait text DEFAULT NULL::text) RETURNS text
+  wait_ms integer DEFAULT NULL::integer) RETURNS text
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
@@ -985,9 +987,9 @@ BEGIN
   END IF;
   -- A refusal rolls this block back, which releases its locks.
   BEGIN
-    IF lock_wait IS NOT NULL THEN
+    IF wait_ms IS NOT NULL THEN
       previous := current_setting('lock_timeout');
-      PERFORM set_config('lock_timeout', lock_wait, true);
+      PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
     END IF;
     SELECT s.id, s.capacity INTO sem FROM "elsewhere".semaphore AS s WHERE s.name = semaphore_delete.name FOR UPDATE;
     IF sem.capacity IS NOT NULL THEN
@@ -998,7 +1000,7 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = 'SL010', MESSAGE = 'held';
       END IF;
     END IF;
-    IF lock_wait IS NOT NULL THEN
+    IF wait_ms IS NOT NULL THEN
       PERFORM set_config('lock_timeout', previous, true);
     END IF;
   EXCEPTION WHEN SQLSTATE 'SL010' THEN
@@ -1017,9 +1019,9 @@ $body$;
 
 REVOKE ALL ON FUNCTION "elsewhere".refuse(boolean) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION "elsewhere".exclusive(bigint, boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION "elsewhere".exclusive(bigint, boolean, integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION "elsewhere".shared(bigint, boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION "elsewhere".shared(bigint, boolean, integer) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION "elsewhere".try_exclusive(bigint, boolean) FROM PUBLIC;
 
@@ -1037,25 +1039,25 @@ REVOKE ALL ON FUNCTION "elsewhere".semaphore_checked(text, text) FROM PUBLIC;
 
 REVOKE ALL ON FUNCTION "elsewhere".semaphore_take_back(bigint) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text, text, boolean, bigint[], boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, integer, text, boolean, bigint[]) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION "elsewhere".semaphore_release(text, text, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION "elsewhere".semaphore_release(text, text, integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION "elsewhere".semaphore_renew(text, text, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION "elsewhere".semaphore_renew(text, text, integer) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION "elsewhere".semaphore_create(text, integer, text, text, boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION "elsewhere".semaphore_create(text, integer, text, integer, boolean) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION "elsewhere".semaphore_resize(text, integer, text, text, boolean) FROM PUBLIC;
+REVOKE ALL ON FUNCTION "elsewhere".semaphore_resize(text, integer, text, integer, boolean) FROM PUBLIC;
 
-REVOKE ALL ON FUNCTION "elsewhere".semaphore_delete(text, text, text) FROM PUBLIC;
+REVOKE ALL ON FUNCTION "elsewhere".semaphore_delete(text, text, integer) FROM PUBLIC;
 
 GRANT USAGE ON SCHEMA "elsewhere" TO "app";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".refuse(boolean) TO "app";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".exclusive(bigint, boolean) TO "app";
+GRANT EXECUTE ON FUNCTION "elsewhere".exclusive(bigint, boolean, integer) TO "app";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".shared(bigint, boolean) TO "app";
+GRANT EXECUTE ON FUNCTION "elsewhere".shared(bigint, boolean, integer) TO "app";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".try_exclusive(bigint, boolean) TO "app";
 
@@ -1073,17 +1075,17 @@ GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_checked(text, text) TO "app";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_take_back(bigint) TO "app";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text, text, boolean, bigint[], boolean) TO "app";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, integer, text, boolean, bigint[]) TO "app";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_release(text, text, text) TO "app";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_release(text, text, integer) TO "app";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_renew(text, text, text) TO "app";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_renew(text, text, integer) TO "app";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_create(text, integer, text, text, boolean) TO "app";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_create(text, integer, text, integer, boolean) TO "app";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_resize(text, integer, text, text, boolean) TO "app";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_resize(text, integer, text, integer, boolean) TO "app";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_delete(text, text, text) TO "app";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_delete(text, text, integer) TO "app";
 
 GRANT SELECT ON "elsewhere".installed TO "app";
 
@@ -1119,9 +1121,9 @@ GRANT USAGE ON SCHEMA "elsewhere" TO "other";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".refuse(boolean) TO "other";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".exclusive(bigint, boolean) TO "other";
+GRANT EXECUTE ON FUNCTION "elsewhere".exclusive(bigint, boolean, integer) TO "other";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".shared(bigint, boolean) TO "other";
+GRANT EXECUTE ON FUNCTION "elsewhere".shared(bigint, boolean, integer) TO "other";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".try_exclusive(bigint, boolean) TO "other";
 
@@ -1139,17 +1141,17 @@ GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_checked(text, text) TO "other";
 
 GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_take_back(bigint) TO "other";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, text, text, boolean, bigint[], boolean) TO "other";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_acquire(text[], integer[], text, text, double precision, integer, text, boolean, bigint[]) TO "other";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_release(text, text, text) TO "other";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_release(text, text, integer) TO "other";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_renew(text, text, text) TO "other";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_renew(text, text, integer) TO "other";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_create(text, integer, text, text, boolean) TO "other";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_create(text, integer, text, integer, boolean) TO "other";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_resize(text, integer, text, text, boolean) TO "other";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_resize(text, integer, text, integer, boolean) TO "other";
 
-GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_delete(text, text, text) TO "other";
+GRANT EXECUTE ON FUNCTION "elsewhere".semaphore_delete(text, text, integer) TO "other";
 
 GRANT SELECT ON "elsewhere".installed TO "other";
 

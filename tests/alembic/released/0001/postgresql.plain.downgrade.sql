@@ -1,14 +1,14 @@
-DROP FUNCTION IF EXISTS lock.semaphore_delete(text, text, text);
+DROP FUNCTION IF EXISTS lock.semaphore_delete(text, text, integer);
 
-DROP FUNCTION IF EXISTS lock.semaphore_resize(text, integer, text, text, boolean);
+DROP FUNCTION IF EXISTS lock.semaphore_resize(text, integer, text, integer, boolean);
 
-DROP FUNCTION IF EXISTS lock.semaphore_create(text, integer, text, text, boolean);
+DROP FUNCTION IF EXISTS lock.semaphore_create(text, integer, text, integer, boolean);
 
-DROP FUNCTION IF EXISTS lock.semaphore_renew(text, text, text);
+DROP FUNCTION IF EXISTS lock.semaphore_renew(text, text, integer);
 
-DROP FUNCTION IF EXISTS lock.semaphore_release(text, text, text);
+DROP FUNCTION IF EXISTS lock.semaphore_release(text, text, integer);
 
-DROP FUNCTION IF EXISTS lock.semaphore_acquire(text[], integer[], text, text, double precision, text, text, boolean, bigint[], boolean);
+DROP FUNCTION IF EXISTS lock.semaphore_acquire(text[], integer[], text, text, double precision, integer, text, boolean, bigint[]);
 
 DROP FUNCTION IF EXISTS lock.semaphore_take_back(bigint);
 
@@ -26,9 +26,9 @@ DROP FUNCTION IF EXISTS lock.try_shared(bigint, boolean);
 
 DROP FUNCTION IF EXISTS lock.try_exclusive(bigint, boolean);
 
-DROP FUNCTION IF EXISTS lock.shared(bigint, boolean);
+DROP FUNCTION IF EXISTS lock.shared(bigint, boolean, integer);
 
-DROP FUNCTION IF EXISTS lock.exclusive(bigint, boolean);
+DROP FUNCTION IF EXISTS lock.exclusive(bigint, boolean, integer);
 
 DROP FUNCTION IF EXISTS lock.refuse(boolean);
 
