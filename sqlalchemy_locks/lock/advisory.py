@@ -35,10 +35,10 @@ class FunctionLocks(KeyLocks):
         if execution.wait is not None and not mode.tries:
             statement = _with_lock_timeout(mode)
             values = {**values, "wait": execution.backend.wait_value(execution.wait)}
-        held: bool | None = execution.scalar(statement, values, simple=True)
+        held: bool | None = execution.execute(statement, values).scalar()
         return held if mode.tries else None
 
-    def unlock_statement(self) -> Executable | None:
+    def unlock_statement(self) -> Executable:
         return select(LockFunction("unlock", LOCK_KEY, type_=Void()))
 
     def vacuum_statement(self) -> Executable | None:
@@ -110,13 +110,6 @@ class _Unlock(OperationImpl):
     def build(self, context: BuildContext) -> Executable | None:
         return _key_locks(context.backend).unlock_statement()
 
-    def multi_statement_reason(self, context: BuildContext) -> str:
-        return "where a row that other transactions share must stay"
-
-    def run(self, execution: Execution) -> Any:
-        if self.statement(execution.context) is not None:
-            return super().run(execution)
-        return _key_locks(execution.backend).unlock(execution)
 
 
 class _Vacuum(OperationImpl):
@@ -135,8 +128,6 @@ class _Vacuum(OperationImpl):
     def run(self, execution: Execution) -> Any:
         if self.statement(execution.context) is not None:
             return super().run(execution)
-        if execution.backend.autocommit(execution.connection):
-            raise execution.backend.refuse_autocommit(self.name)
         return _key_locks(execution.backend).vacuum(execution)
 
 
