@@ -170,10 +170,11 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     :return: ``None``, once it is held. A transaction that holds the key already acquires it again immediately.
     :raises LockTimeout: the database's own limit, or the option ``locks_wait`` (seconds), ended the wait.
     :raises StaleSnapshot: see ``allow_stale``. :raises NotWritable: on a standby or in a read-only transaction.
-    :raises MustRollback: SQLite, where this transaction has read and another one has written since.
+    :raises MustRollback: this transaction has read, and since then, on SQLite, another one has written, or, on MariaDB
+        with ``innodb_snapshot_isolation=ON`` outside READ COMMITTED, the key was used for the first time.
 
-    On SQLite every key is the database's one write lock. On MySQL outside READ COMMITTED a key that this engine has not
-    locked before is looked up through a separate connection, opened and closed for it.
+    On SQLite every key is the database's one write lock. On MySQL and MariaDB the row of a brand-new key is committed by
+    a second connection, which the engine keeps beside its pool.
 
     >>> with Session(engine) as session, session.begin():
     ...     session.execute(sl.lock.exclusive("invoice:42"))
@@ -185,9 +186,9 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
 def shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     """Wait for a key and hold it together with other sharers, against exclusive holders, until the transaction ends.
 
-    Parameters and errors as :func:`exclusive`. On MySQL, MariaDB and where PostgreSQL has the table bodies, the
-    transaction that shares a new key holds it exclusively until it commits: :func:`create` inserts keys in advance. On
-    SQLite sharers exclude one another, like every lock there.
+    Parameters and errors as :func:`exclusive`. Where PostgreSQL has the table bodies, the transaction that shares a new
+    key holds it exclusively until it commits: :func:`create` inserts keys in advance. On SQLite sharers exclude one
+    another, like every lock there.
 
     >>> session.execute(sl.lock.shared("prices"))
     """
@@ -202,8 +203,7 @@ def try_exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[An
 
     :return: ``True`` when it is held now, ``False`` when another transaction holds it, or is acquiring it.
 
-    On MySQL outside READ COMMITTED each try looks the key up, and inserts it if it is absent, through a separate
-    connection, opened and closed for it: a lookup of an absent row would lock the gap around it.
+    On MySQL and MariaDB outside READ COMMITTED each try uses the second connection of :func:`exclusive`.
 
     >>> session.scalar(sl.lock.try_exclusive("invoice:42"))
     True
@@ -223,11 +223,10 @@ def try_shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
 
 @shaped(NONE_ROW)
 def unlock(name: str | int) -> Operation[Any]:
-    """Delete the row of a key that this transaction holds; the key is free when the transaction ends.
+    """Say that a key is no longer needed; it is free when the transaction ends.
 
-    Never waits: a key that other transactions share stays. PostgreSQL and SQLite keep nothing that would have
-    to be deleted. There is no unlocking before the end of the transaction: what was done under the lock is not
-    visible to other transactions before that.
+    There is no unlocking before that: what was done under the lock is not visible to other transactions. PostgreSQL's
+    table bodies and YugabyteDB delete the row of the key, unless other transactions share it; elsewhere nothing is done.
 
     >>> session.execute(sl.lock.exclusive("invoice:42"))
     >>> session.execute(sl.lock.unlock("invoice:42"))
@@ -243,7 +242,8 @@ def vacuum() -> Operation[Any]:
     :return: how many were deleted. Always 0 on PostgreSQL (without the table bodies) and SQLite, which store none.
 
     Run it with ``locks.run(sl.lock.vacuum())``: the deleted keys stay locked until the transaction ends, and a try
-    (``timeout=0``) of one of them may be refused meanwhile.
+    (``timeout=0``) of one of them may be refused meanwhile. On MySQL and MariaDB it spares keys that were first used
+    less than a minute ago, and commits by itself, on the second connection of :func:`exclusive`.
 
     >>> locks.run(sl.lock.vacuum())
     0
@@ -253,12 +253,13 @@ def vacuum() -> Operation[Any]:
 
 @shaped(INT_ROW)
 def create(*names: str | int) -> Operation[Any]:
-    """Insert keys into the table before their first use, so that even their first sharers share.
+    """Insert keys into the table before their first use: with PostgreSQL's table bodies, the first sharers then share.
 
     :param names: as in :func:`exclusive`, at least one.
     :return: how many were new. Always 0 on PostgreSQL (without the table bodies) and SQLite, which need none.
 
-    Commit before other transactions use them: until then this transaction holds the new ones.
+    Commit before other transactions use them: until then this transaction holds the new ones, except on MySQL and
+    MariaDB, where they are committed at once.
 
     >>> locks.run(sl.lock.create("prices", "invoice:42"))
     0

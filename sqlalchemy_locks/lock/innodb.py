@@ -30,6 +30,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, translated
 from sqlalchemy_locks.core.side_pool import SidePool
+from sqlalchemy_locks.dialects.checks import COMMITTED
 from sqlalchemy_locks.errors import LockTimeout, MustRollback, PoolTimeout, Unsupported
 from sqlalchemy_locks.lock.key_locks import LOCK_KEY, KeyLocks, LockMode
 from sqlalchemy_locks.sql.clock import SecondsAgo
@@ -138,11 +139,22 @@ def _lock_present(
     :return: the row of ``_look``.
     :raises NotWritable: where a lock would have no effect.
     """
-    statement = _look(execution.context.tables.locked_keys, shared, nowait, at_any_level or execution.read_committed)
-    row: Any = execution.execute(statement, {"lock_key": key}).one()
+    at_any_level = at_any_level or execution.read_committed
+    statement = _look(execution.context.tables.locked_keys, shared, nowait, at_any_level)
+    if not (at_any_level or _begins_read_committed(execution.connection)):
+        # without a table: on MariaDB a table's mere name makes the snapshot of a SERIALIZABLE transaction
+        row: Any = execution.execute(_settings, {}).one()
+        if row.writable and not row.read_committed:
+            return row
+    row = execution.execute(statement, {"lock_key": key}).one()
     if not row.writable:
         raise execution.backend.not_writable()
     return row
+
+
+def _begins_read_committed(connection: Connection) -> bool:
+    """Return whether transactions begin at READ COMMITTED, as far as SQLAlchemy knows without asking the server."""
+    return connection.get_execution_options().get("isolation_level", connection.default_isolation_level) in COMMITTED
 
 
 def _commit_row(execution: Execution, key: int) -> bool:
@@ -260,6 +272,9 @@ def _side_options(execution: Execution) -> dict[str, Any]:
     """Return the options of the caller for a statement on a side connection, whose engine may be a copy with others."""
     every = {**execution.connection.get_execution_options(), **execution.options}
     return {**execution.options, "schema_translate_map": every.get("schema_translate_map")}
+
+
+_settings = select(ReadCommitted().label("read_committed"), Writable().label("writable"), null().label("locked"))
 
 
 @cache
