@@ -135,9 +135,10 @@ class ReentryError(LockError):
 
 
 class MustRollback(LockError):
-    """SQLite: this transaction has read an old snapshot and can't become a writer. Roll it back and begin again.
+    """This transaction has read an old snapshot, and can't acquire the lock. Roll it back, and lock before you read.
 
-    ``sqlalchemy_locks.sqlite.begin_immediate(engine)`` makes every transaction a writer from its start.
+    On SQLite it can't become a writer: ``sqlalchemy_locks.sqlite.begin_immediate(engine)`` makes every transaction one
+    from its start. On MariaDB with ``innodb_snapshot_isolation=ON``, above READ COMMITTED, the key is new.
 
     >>> try:
     ...     session.execute(sl.lock.exclusive("report"))

@@ -80,8 +80,6 @@ class Backend:
     single_writer: ClassVar[bool] = False
     #: a lock's key is a row of the table ``locked_keys``
     key_rows: ClassVar[bool] = False
-    #: an INSERT can be limited to a wait, none included
-    bounded_insert: ClassVar[bool] = False
     #: an UPDATE can return what it has written
     update_returning: ClassVar[bool] = False
     #: an index can have a condition (``CREATE INDEX ... WHERE``)
@@ -152,6 +150,17 @@ class Backend:
     def denied(self, error: DBAPIError) -> bool:
         """Return whether the user of the connection lacks a privilege."""
         return False
+
+    def newer_than_snapshot(self, error: DBAPIError) -> bool:
+        """Return whether a row was refused, with its transaction, because it is newer than the snapshot."""
+        raise NotImplementedError
+
+    def prepare_side(self, connection: Connection, row_wait: int) -> None:
+        """Set a side connection to READ COMMITTED, autocommit and short waits; only called where ``key_rows``.
+
+        :param row_wait: the longest wait for a row in seconds; the server may have a longer one as its shortest.
+        """
+        raise NotImplementedError
 
     def duplicate(self, error: DBAPIError) -> bool:
         """Return whether an INSERT failed for a duplicate key; only called where it can't ignore duplicates."""

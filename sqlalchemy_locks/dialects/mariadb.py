@@ -1,4 +1,4 @@
-"""MariaDB: as MySQL, but an INSERT can be told not to wait, so that no named lock is needed."""
+"""MariaDB: as MySQL, with the names and limits of its own settings."""
 
 from __future__ import annotations
 
@@ -6,34 +6,20 @@ from typing import Any
 
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.dialects.mysql import MySQL, take_row
-from sqlalchemy_locks.sql.elements import ContendedKeys, NowaitInsert, NowaitTakeRow
+from sqlalchemy_locks.dialects.mysql import MySQL
+from sqlalchemy_locks.sql.elements import ContendedKeys
 
 
 class MariaDB(MySQL):
     name = "MariaDB"
-    bounded_insert = True
     releases_skipped_rows = False  # when it searches by a secondary index
     held_keys = ContendedKeys
     limit = ("max_statement_time", 1)
-
-
-_NOWAIT = "SET STATEMENT innodb_lock_wait_timeout=0 FOR "
+    level_setting = "tx_isolation"
+    shortest_row_wait = 0
 
 
 # a mysql:// URL to MariaDB compiles under the name "mysql"
-@compiles(NowaitInsert, "mysql")
-@compiles(NowaitInsert, "mariadb")
-def _nowait(element: NowaitInsert, compiler: Any, **kw: Any) -> str:
-    return f"{_NOWAIT}{compiler.visit_insert(element, **kw)}"
-
-
-@compiles(NowaitTakeRow, "mysql")
-@compiles(NowaitTakeRow, "mariadb")
-def _nowait_take_row(element: NowaitTakeRow, compiler: Any, **kw: Any) -> str:
-    return f"{_NOWAIT}{take_row(element, compiler, **kw)}"
-
-
 @compiles(ContendedKeys, "mysql")
 @compiles(ContendedKeys, "mariadb")
 def _contended_keys(element: ContendedKeys, compiler: Any, **kw: Any) -> str:

@@ -1,4 +1,4 @@
-"""MySQL: a lock is the row of a key, which is inserted under a named lock, so that ``try_*`` never waits."""
+"""MySQL: a lock on a key is the lock of its row."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from sqlalchemy_locks.sql.clock import (
 from sqlalchemy_locks.sql.elements import (
     DeleteByKey,
     HeldKeys,
-    InsertGuard,
     PlainReads,
     ReadCommitted,
     ReadUncommitted,
@@ -86,6 +85,10 @@ class MySQL(Backend):
     held_keys = HeldKeys
     #: the setting that limits the time of a SELECT, and its value for one second
     limit: ClassVar[tuple[str, int]] = ("max_execution_time", 1000)
+    #: the setting of a session's isolation level
+    level_setting: ClassVar[str] = "transaction_isolation"
+    #: the smallest innodb_lock_wait_timeout, in seconds
+    shortest_row_wait: ClassVar[int] = 1
     server_queues = True
     min_queue_wait = 1
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
@@ -209,6 +212,17 @@ class MySQL(Backend):
         status = getattr(driver, "server_status", None)
         return status is not None and not status & _IN_TRANSACTION
 
+    def newer_than_snapshot(self, error: DBAPIError) -> bool:
+        return bool(_errno(error) == 1020)
+
+    def prepare_side(self, connection: Connection, row_wait: int) -> None:
+        # the longest wait for the table, too: an ALTER that waits for the caller's transaction blocks this connection,
+        # and the server doesn't detect that deadlock
+        connection.exec_driver_sql(
+            f"SET SESSION autocommit = 1, {self.level_setting} = 'READ-COMMITTED', lock_wait_timeout = 1,"
+            f" innodb_lock_wait_timeout = {max(row_wait, self.shortest_row_wait)}"
+        )
+
     def duplicate(self, error: DBAPIError) -> bool:
         return bool(_errno(error) == 1062)
 
@@ -281,16 +295,9 @@ def _errno(error: DBAPIError) -> Any:
     return args[0] if args else None
 
 
-@compiles(InsertGuard, "mysql")
-def _insert_guard(element: InsertGuard, compiler: Any, **kw: Any) -> str:
-    table, key = (compiler.process(part, **kw) for part in element.clauses)
-    # names are server-wide, and at most 64 characters long: the database is part of the name
-    return f"SHA2(CONCAT_WS(':', 'sqlalchemy_locks', DATABASE(), {table}, {key}), 256)"
-
-
 @compiles(TakeRow, "mysql")
 @compiles(TakeRow, "mariadb")
-def take_row(element: TakeRow, compiler: Any, **kw: Any) -> str:
+def _take_row(element: TakeRow, compiler: Any, **kw: Any) -> str:
     (key,) = (compiler.preparer.format_column(column) for column in element.table.primary_key)
     return f"{compiler.visit_insert(element, **kw)} ON DUPLICATE KEY UPDATE {key} = {key}"
 

@@ -38,7 +38,7 @@ class FunctionLocks(KeyLocks):
         held: bool | None = execution.execute(statement, {**execution.values, "wait_ms": wait}).scalar()
         return held if mode.tries else None
 
-    def unlock_statement(self) -> Executable | None:
+    def unlock_statement(self) -> Executable:
         return select(LockFunction("unlock", LOCK_KEY, type_=Void()))
 
     def vacuum_statement(self) -> Executable | None:
@@ -98,14 +98,6 @@ class _Unlock(OperationImpl):
     def build(self, context: BuildContext) -> Executable | None:
         return _key_locks(context.backend).unlock_statement()
 
-    def multi_statement_reason(self, context: BuildContext) -> str:
-        return "where a row that other transactions share must stay"
-
-    def run(self, execution: Execution) -> Any:
-        if self.statement(execution.context) is not None:
-            return super().run(execution)
-        return _key_locks(execution.backend).unlock(execution)
-
 
 class _Vacuum(OperationImpl):
     writes = False
@@ -123,8 +115,6 @@ class _Vacuum(OperationImpl):
     def run(self, execution: Execution) -> Any:
         if self.statement(execution.context) is not None:
             return super().run(execution)
-        if execution.backend.autocommit(execution.connection):
-            raise execution.backend.refuse_autocommit(self.name)
         return _key_locks(execution.backend).vacuum(execution)
 
 
@@ -167,10 +157,11 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     :return: ``None``, once it is held. A transaction that holds the key already acquires it again immediately.
     :raises LockTimeout: the database's own limit, or the option ``locks_wait`` (seconds), ended the wait.
     :raises StaleSnapshot: see ``allow_stale``. :raises NotWritable: on a standby or in a read-only transaction.
-    :raises MustRollback: SQLite, where this transaction has read and another one has written since.
+    :raises MustRollback: this transaction has read, and since then, on SQLite, another one has written, or, on MariaDB
+        with ``innodb_snapshot_isolation=ON`` outside READ COMMITTED, the key was used for the first time.
 
-    On SQLite every key is the database's one write lock. On MySQL outside READ COMMITTED a key that this engine has not
-    locked before is looked up through a separate connection, opened and closed for it.
+    On SQLite every key is the database's one write lock. On MySQL and MariaDB a second connection, which the engine keeps
+    beside its pool, commits the row of a brand-new key.
 
     >>> with Session(engine) as session, session.begin():
     ...     session.execute(sl.lock.exclusive("invoice:42"))
@@ -182,9 +173,9 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
 def shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     """Wait for a key and hold it together with other sharers, against exclusive holders, until the transaction ends.
 
-    Parameters and errors as :func:`exclusive`. On MySQL, MariaDB and where PostgreSQL has the table bodies, the
-    transaction that shares a new key holds it exclusively until it commits: :func:`create` inserts keys in advance. On
-    SQLite sharers exclude one another, like every lock there.
+    Parameters and errors as :func:`exclusive`. Where PostgreSQL has the table bodies, the transaction that shares a new
+    key holds it exclusively until it commits: :func:`create` inserts keys in advance. On SQLite sharers exclude one
+    another, like every lock there.
 
     >>> session.execute(sl.lock.shared("prices"))
     """
@@ -199,8 +190,7 @@ def try_exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[An
 
     :return: ``True`` when it is held now, ``False`` when another transaction holds it, or is acquiring it.
 
-    On MySQL outside READ COMMITTED each try looks the key up, and inserts it if it is absent, through a separate
-    connection, opened and closed for it: a lookup of an absent row would lock the gap around it.
+    On MySQL and MariaDB outside READ COMMITTED each try uses the second connection of :func:`exclusive`.
 
     >>> session.scalar(sl.lock.try_exclusive("invoice:42"))
     True
@@ -220,11 +210,10 @@ def try_shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
 
 @shaped(NONE_ROW)
 def unlock(name: str | int) -> Operation[Any]:
-    """Delete the row of a key that this transaction holds; the key is free when the transaction ends.
+    """Say that a key is no longer needed; it is free when the transaction ends.
 
-    Never waits: a key that other transactions share stays. PostgreSQL and SQLite keep nothing that would have
-    to be deleted. There is no unlocking before the end of the transaction: what was done under the lock is not
-    visible to other transactions before that.
+    There is no unlocking before that: what was done under the lock is not visible to other transactions. PostgreSQL's
+    table bodies and YugabyteDB delete the row of the key unless other transactions share it; elsewhere nothing is done.
 
     >>> session.execute(sl.lock.exclusive("invoice:42"))
     >>> session.execute(sl.lock.unlock("invoice:42"))
@@ -240,7 +229,8 @@ def vacuum() -> Operation[Any]:
     :return: how many were deleted. Always 0 on PostgreSQL (without the table bodies) and SQLite, which store none.
 
     Run it with ``locks.run(sl.lock.vacuum())``: the deleted keys stay locked until the transaction ends, and a try
-    (``timeout=0``) of one of them may be refused meanwhile.
+    (``timeout=0``) of one of them may be refused meanwhile. On MySQL and MariaDB it spares keys that were first used
+    less than a minute ago, and commits by itself, on the second connection of :func:`exclusive`.
 
     >>> locks.run(sl.lock.vacuum())
     0
@@ -250,12 +240,13 @@ def vacuum() -> Operation[Any]:
 
 @shaped(INT_ROW)
 def create(*names: str | int) -> Operation[Any]:
-    """Insert keys into the table before their first use, so that even their first sharers share.
+    """Insert keys into the table before their first use: with PostgreSQL's table bodies, the first sharers then share.
 
     :param names: as in :func:`exclusive`, at least one.
     :return: how many were new. Always 0 on PostgreSQL (without the table bodies) and SQLite, which need none.
 
-    Commit before other transactions use them: until then this transaction holds the new ones.
+    Commit before other transactions use them: until then this transaction holds the new ones, except on MySQL and
+    MariaDB, where they are committed at once.
 
     >>> locks.run(sl.lock.create("prices", "invoice:42"))
     0

@@ -122,7 +122,7 @@ def holders(*names: str | int) -> RowsOperation[Any]:
         without SELECT on ``performance_schema``, on MariaDB without the privilege ``PROCESS``.
 
     PostgreSQL lists every holder; of other users' sessions only their number, unless the role is a member of
-    ``pg_read_all_stats``. MySQL lists a new key only once another session waits for it, MariaDB every key.
+    ``pg_read_all_stats``. MySQL lists every holder, MariaDB those that others wait for.
 
     >>> for holder in locks.run(sl.lock.holders("invoice:42")):
     ...     print(holder, holder.mode, len(holder.waiting))

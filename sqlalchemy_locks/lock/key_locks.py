@@ -44,10 +44,7 @@ class KeyLocks:
         """
         raise NotImplementedError
 
-    def unlock_statement(self) -> Executable | None:
-        return None
-
-    def unlock(self, execution: Execution) -> None:
+    def unlock_statement(self) -> Executable:
         raise NotImplementedError
 
     def vacuum_statement(self) -> Executable | None:

@@ -106,15 +106,19 @@ class _Row(OperationImpl):
         if statement is None:
             wait_for_write_lock(execution, delete(self.tables[0]).where(false()))
             statement = self._select_row(execution.context)
-        for _ in execution.attempts():
-            with execution.waiting():
-                found = self._select(execution, statement).freeze()
-            if found.data:
-                return found()
-            if not (execution.backend.misses_replaced and self._exists(execution)):
-                self._raise_missing(execution)
-        row_name = f"the row {_key_shown(execution)} of {self._entity_name()}"
-        raise LockTimeout(f"{row_name} was replaced each time that it was waited for: nothing was locked")
+        with execution.waiting():
+            rows = self._select(execution, statement).freeze()
+            if not rows.data and self._exists(execution):
+                # deleted and inserted again during the wait, after which PostgreSQL finds none
+                rows = self._select(execution, statement).freeze()
+        if rows.data:
+            return rows()
+        if not execution.backend.writable(execution.connection):
+            raise execution.backend.not_writable()
+        if self._exists(execution):
+            row_name = f"the row {_key_shown(execution)} of {self._entity_name()}"
+            raise LockTimeout(f"{row_name} was replaced each time that it was waited for: nothing was locked")
+        raise UnknownRow(f"{self._entity_name()} has no row {_key_shown(execution)}: nothing was locked")
 
     def _refuse_unflushed(self, mapper: Mapper[Any], session: Session, execution: Execution) -> None:
         """Refuse to refresh an entity with changes that are not flushed; with autoflush on, they would be."""
@@ -134,11 +138,6 @@ class _Row(OperationImpl):
             return execution.execute(statement)
         added = execution.loader_options
         return execute_in_session(execution, statement.options(*added) if added else statement, execution.values)
-
-    def _raise_missing(self, execution: Execution) -> None:
-        if not execution.backend.writable(execution.connection):
-            raise execution.backend.not_writable()
-        raise UnknownRow(f"{self._entity_name()} has no row {_key_shown(execution)}: nothing was locked")
 
     def _entity_name(self) -> str:
         entity: Any = self.entity

@@ -30,7 +30,7 @@ class WriteLock(KeyLocks):
         _check_transaction(execution)
         return True
 
-    def unlock_statement(self) -> Executable | None:
+    def unlock_statement(self) -> Executable:
         return select(null())  # the lock leaves nothing that could be removed
 
     def vacuum_statement(self) -> Executable | None:

@@ -42,13 +42,6 @@ class LockFunction(FunctionElement[Any]):
         self.type = type_
 
 
-class InsertGuard(FunctionElement[str]):
-    """The name of the lock under which a key's row is inserted (MySQL): arguments are the table and the key."""
-
-    type = String()
-    inherit_cache = True
-
-
 class ReadCommitted(ColumnElement[bool]):
     """Whether the session is at READ COMMITTED or below, where a search for an absent row locks no gap (MySQL)."""
 
@@ -125,18 +118,6 @@ class TakeRow(Insert):
 
     SQLAlchemy's own ON DUPLICATE KEY UPDATE isn't cached by 2.0.
     """
-
-    inherit_cache = True
-
-
-class NowaitInsert(Insert):
-    """An INSERT that fails immediately where it would have to wait for a lock (MariaDB)."""
-
-    inherit_cache = True
-
-
-class NowaitTakeRow(TakeRow):
-    """A ``TakeRow`` that fails immediately where it would have to wait for a lock (MariaDB)."""
 
     inherit_cache = True
 

@@ -1,0 +1,286 @@
+"""MySQL and MariaDB: the rows of keys: when they are committed, by which connection, and when they are deleted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, StaticPool, event, text
+
+import sqlalchemy_locks as sl
+from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import (
+    ASYNC,
+    INNODB,
+    PATIENCE,
+    Watch,
+    async_connected,
+    connected,
+    installed,
+    later,
+    seen,
+    until,
+    unused,
+)
+
+LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
+WAITS: list[Any] = [sl.lock.exclusive, sl.lock.shared]
+MODES: list[Any] = [*WAITS, sl.lock.try_exclusive, sl.lock.try_shared]
+
+databases = pytest.mark.parametrize("name", INNODB)
+levels = pytest.mark.parametrize("level", LEVELS)
+modes = pytest.mark.parametrize("make", MODES, ids=lambda make: make.__name__)
+
+
+def keys_of(engine: Engine) -> set[int]:
+    with engine.connect() as connection:
+        return set(connection.scalars(text("SELECT `key` FROM lock_locked_keys")))
+
+
+def grow_old(engine: Engine) -> None:
+    """Make all keys as old as a vacuum deletes them."""
+    with engine.begin() as connection:
+        connection.exec_driver_sql("UPDATE lock_locked_keys SET ts = ts - INTERVAL 61 SECOND")
+
+
+@pytest.fixture
+def table(servers: Servers, name: str) -> Any:
+    """An engine whose table of keys is its own."""
+    url = servers.fresh(name, PLAIN[name])
+    install(url)
+    with connected(url) as engine:
+        yield engine
+
+
+@databases
+@levels
+def test_vacuum_deletes_what_is_old_and_free(table: Engine, level: str) -> None:
+    """Of hundreds of keys, without a wait, at every level, whatever becomes of the caller's transaction."""
+    locks, held, shared, young = sl.Locks(table), sl.lock.key("held"), sl.lock.key("shared"), sl.lock.key("young")
+    assert locks.run(sl.lock.create(*(f"key {number}" for number in range(250)), held, shared)) == 252
+    grow_old(table)
+    locks.run(sl.lock.create(young))
+    with table.connect() as one, table.connect() as two, table.connect() as third:
+        one.execute(sl.lock.exclusive(held))
+        two.execute(sl.lock.shared(shared))
+        caller = third.execution_options(isolation_level=level)
+        assert caller.scalar(sl.lock.vacuum()) == 250
+        caller.rollback()
+        assert keys_of(table) == {held, shared, young}
+        assert caller.scalar(sl.lock.try_exclusive(held)) is False
+        assert caller.scalar(sl.lock.try_shared(shared)) is True
+
+
+@databases
+def test_known_key_is_brand_new_after_a_vacuum(table: Engine) -> None:
+    """The engine that has deleted it no longer remembers it: sharers share at once."""
+    with table.connect() as one, table.connect() as other:
+        for _ in range(2):
+            one.execute(sl.lock.shared("known"))
+            assert other.scalar(sl.lock.try_shared("known")) is True
+            one.rollback()
+            other.rollback()
+            grow_old(table)
+            assert other.scalar(sl.lock.vacuum()) == 1
+
+
+@databases
+@levels
+def test_unlock_deletes_nothing(table: Engine, level: str) -> None:
+    """The key stays locked to the end of the transaction, and its row stays."""
+    with table.connect().execution_options(isolation_level=level) as one, table.connect() as other:
+        one.execute(sl.lock.exclusive("a"))
+        one.execute(sl.lock.unlock("a"))
+        assert other.scalar(sl.lock.try_shared("a")) is False
+        one.commit()
+    assert keys_of(table) == {sl.lock.key("a")}
+
+
+@databases
+@levels
+def test_created_keys_are_committed(table: Engine, level: str) -> None:
+    with table.connect().execution_options(isolation_level=level) as connection:
+        connection.execute(sl.lock.exclusive("a"))
+        assert connection.scalar(sl.lock.create("a", "b", "c", "b")) == 2
+        connection.rollback()
+        assert connection.scalar(sl.lock.create("a", "b")) == 0
+    assert keys_of(table) == {sl.lock.key(name) for name in "abc"}
+
+
+# Between the two steps of a lock, and beside other writers of the row.
+
+
+def before_the_lock(connection: Any, act: Callable[[], None]) -> None:
+    """Act once, when the row of a key is committed and not locked yet."""
+    committed: list[bool] = []
+
+    @event.listens_for(connection.engine, "before_cursor_execute")
+    def note(sender: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "NOT (EXISTS" in statement:
+            committed.append(True)
+        elif sender is connection and committed.pop() if committed else False:
+            act()
+
+
+@databases
+@levels
+@modes
+def test_row_is_deleted_before_it_is_locked(engine_to: MakeEngine, name: str, level: str, make: Any) -> None:
+    """By a vacuum that takes it for an old one: a waiting call holds the key by a row of its own, a try is refused."""
+    key, engine, by = sl.lock.key(unused()), engine_to(name, isolation_level=level), engine_to(name)
+
+    def delete() -> None:
+        with by.begin() as vacuum:
+            assert vacuum.execute(text("DELETE FROM lock_locked_keys WHERE `key` = :key"), {"key": key}).rowcount == 1
+
+    with engine.connect() as connection, by.connect() as other:
+        before_the_lock(connection, delete)
+        held = connection.scalar(make(key))
+        if make in WAITS:
+            for neighbour in (key - 1, key + 1):
+                assert other.scalar(sl.lock.try_exclusive(neighbour)) is True
+            assert other.scalar(sl.lock.try_shared(key)) is False
+        else:
+            assert held is False
+        connection.rollback()
+        other.rollback()
+        assert other.scalar(sl.lock.try_exclusive(key)) is True
+
+
+@databases
+@levels
+@pytest.mark.parametrize("make", WAITS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_row_that_another_transaction_inserts(
+    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, level: str, make: Any, end: str
+) -> None:
+    """Its uncommitted row holds the key, whoever inserted it."""
+    key, engine = sl.lock.key(unused()), engine_to(name, isolation_level=level)
+    with engine_to(name).connect() as writer, engine.connect() as waiter, engine.connect() as third:
+        writer.execute(text("INSERT INTO lock_locked_keys (`key`) VALUES (:key)"), {"key": key})
+        assert third.scalar(sl.lock.try_shared(key)) is False
+        third.rollback()
+        waiting = later(waiter.execute, make(key))
+        watch(name).until_waiting(waiting)
+        getattr(writer, end)()
+        waiting.result(PATIENCE)
+        assert third.scalar(sl.lock.try_exclusive(key)) is False
+
+
+# The side connection.
+
+
+@databases
+@levels
+def test_new_keys_with_a_pool_of_one_connection(engine_to: MakeEngine, name: str, level: str) -> None:
+    """The connection that commits the row isn't one of the app's pool, and is used again."""
+    engine, made = engine_to(name, isolation_level=level, pool_size=1, max_overflow=0, pool_timeout=1), list[int]()
+    event.listen(engine, "connect", lambda raw, _: made.append(raw.thread_id()))
+    with engine.connect() as connection:
+        for make in MODES * 2:
+            assert connection.scalar(make(unused())) is not False
+        assert connection.scalar(sl.lock.create(unused())) == 1
+    assert len(made) == 2
+    engine.dispose()
+    mine = text("SELECT count(*) FROM information_schema.processlist WHERE id IN (:a, :b)")
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        until(lambda: connection.scalar(mine, {"a": made[0], "b": made[1]}) == 0)
+
+
+@databases
+def test_idle_side_connection_that_the_server_has_closed(
+    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
+) -> None:
+    engine, made = engine_to(name), list[int]()
+    event.listen(engine, "connect", lambda raw, _: made.append(raw.thread_id()))
+    with engine.connect() as connection:
+        connection.execute(sl.lock.exclusive(unused()))
+        watch(name).kill(made[1])
+        connection.execute(sl.lock.exclusive(unused()))
+    assert len(made) == 3
+
+
+@databases
+@levels
+def test_side_connection_has_what_the_app_has_set(servers: Servers, name: str, level: str) -> None:
+    """Listeners of the engine choose the database, options the prefix and the schema."""
+    url = servers.fresh(name, PLAIN[name])
+    install(url, prefix="app_")
+    with connected(url) as elsewhere, connected(installed(servers, name), isolation_level=level) as engine:
+        database = elsewhere.url.database
+
+        @event.listens_for(engine, "checkout")
+        def use(raw: Any, *_: Any) -> None:
+            with raw.cursor() as cursor:
+                cursor.execute(f"USE {database}")
+
+        options: dict[str, Any] = {"locks_prefix": "app_"}
+        with engine.connect().execution_options(**options) as connection:
+            for make in MODES:
+                connection.execute(make(f"{make.__name__} by use"))
+        event.remove(engine, "checkout", use)
+        engine.dispose()
+        options["schema_translate_map"] = {None: database}
+        with engine.connect().execution_options(**options) as connection:
+            for make in MODES:
+                connection.execute(make(f"{make.__name__} by map"))
+        with engine.connect() as connection:
+            for make in MODES:
+                connection.execute(make(f"{make.__name__} by option"), execution_options=options)
+        wanted = {f"{make.__name__} by {how}" for make in MODES for how in ("use", "map", "option")}
+        with elsewhere.connect() as connection:
+            keys = set(connection.scalars(text("SELECT `key` FROM app_locked_keys")))
+        assert keys == {sl.lock.key(each) for each in wanted}
+
+
+@databases
+def test_pool_of_one_connection_for_all_is_refused(engine_to: MakeEngine, name: str) -> None:
+    with (
+        engine_to(name, poolclass=StaticPool).connect() as connection,
+        pytest.raises(sl.Unsupported, match="StaticPool has one"),
+    ):
+        connection.execute(sl.lock.exclusive(unused()))
+
+
+@pytest.mark.parametrize(
+    ("name", "driver"), [pair for pair in ASYNC.values() if pair[0] in INNODB], ids=lambda part: part
+)
+def test_cancelled_call_for_a_new_key(servers: Any, watch: Callable[[str], Watch], name: str, driver: str) -> None:
+    """While it waits: afterwards nothing is held, and the engine goes on."""
+    key, watched = unused(), watch(name)
+
+    async def main() -> None:
+        async with async_connected(installed(servers, name, driver)) as engine, engine.connect() as other:
+            waiting = asyncio.create_task(other.execute(sl.lock.exclusive(key)))
+            while not await asyncio.to_thread(watched.waiting):
+                await asyncio.sleep(0.13)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            async with engine.connect() as again:
+                assert await again.scalar(sl.lock.try_exclusive(unused())) is True
+
+    with connected(installed(servers, name)) as engine, engine.connect() as holder, engine.connect() as third:
+        holder.execute(sl.lock.exclusive(key))
+        asyncio.run(main())
+        holder.rollback()
+        # the server notices at the latest when the key is free
+        until(lambda: third.scalar(sl.lock.try_exclusive(key)))
+
+
+@databases
+def test_known_key_is_one_statement(engine_to: MakeEngine, name: str) -> None:
+    """At each level; a new one is four, on two connections."""
+    for level in LEVELS:
+        engine = engine_to(name, isolation_level=level)
+        with engine.connect() as connection, seen(engine) as statements:
+            connection.execute(sl.lock.exclusive("warm"))
+            connection.rollback()
+            for expected in (4, 1):
+                statements.clear()
+                connection.execute(sl.lock.exclusive("new in this test" + level))
+                connection.rollback()
+                assert len(statements) == expected
