@@ -9,10 +9,10 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
-from sqlalchemy import Column, Engine, Insert, Table
+from sqlalchemy import Column, Insert, Table
 from sqlalchemy.engine import Connection, Dialect, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -21,19 +21,15 @@ from sqlalchemy.util.concurrency import in_greenlet
 
 from sqlalchemy_locks.dialects.base import Backend, restore_nothing
 from sqlalchemy_locks.dialects.checks import Finding, version_finding
-from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect, is_guarded
+from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, is_guarded
 from sqlalchemy_locks.dialects.forks import forked, is_inherited
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, Unsupported
 from sqlalchemy_locks.sql.clock import Elapsed, Epoch, Now, NowAfterWait, PlusSeconds, SecondsAgo, StatementStart
 from sqlalchemy_locks.sql.elements import InsertAbsent
 
-if TYPE_CHECKING:
-    from sqlalchemy_locks.dialects.sqlite_queue import FileQueue
-
 T = TypeVar("T")
 
 _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
-_FILE_QUEUE = "_sqlalchemy_locks_file_queue"
 #: of a connection: the process that has seen that it doesn't share the file with its parent
 _OWN = "sqlalchemy_locks_own_file"
 #: Seconds of one wait inside SQLite, and of the pause after it. SQLite's own busy handler backs off to 0.1 s, and so
@@ -233,18 +229,6 @@ class SQLite(Backend):
             return take()
         raw: Any = connection.connection.driver_connection
         return take_write_lock(connection, take, commits=getattr(raw, "isolation_level", "") is None)
-
-    def file_queue(self, engine: Engine, within: float | None = None) -> FileQueue | None:
-        known: dict[str, Any] = engine.dialect.__dict__
-        if _FILE_QUEUE not in known:
-            from sqlalchemy_locks.dialects.sqlite_queue import FileQueue
-
-            # the name in the app's URL may be relative, a URI, or known to its `creator` alone
-            with connect(engine, within) as connection:
-                path = _file_of(connection)
-            known[_FILE_QUEUE] = FileQueue(os.path.realpath(path)) if path else None
-        queue: FileQueue | None = known[_FILE_QUEUE]
-        return queue
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         yield version_finding(self.name, str(connection.exec_driver_sql("SELECT sqlite_version()").scalar()))

@@ -218,8 +218,7 @@ class SemaphoreWaiter:
             if occupied is not None:
                 name: str = occupied[-1]
                 return name
-        queue = self._backend.file_queue(self._engine, self._left())
-        return None if queue is None else next((name for name, k in self._keys.items() if queue.has_waiters(k)), None)
+        return None
 
     def _try(self, request: Operation[Any]) -> Grant | None:
         """Attempt to acquire once; ``None`` when others kept the rows locked for too long."""
@@ -343,31 +342,20 @@ class SemaphoreWaiter:
 
         :param queued: in the front of this process's queue; ends when what is asked for exceeds the capacity.
         """
-        queue = self._backend.file_queue(self._engine, self._left()) if queued else None
-        with contextlib.nullcontext() if queue is None else queue.ticket(self._keys[name]) as ticket:
-            # among waiters without an order, one that polls less than those that came after it is served less
-            backoff = Backoff(0.01, 0.002) if ticket is None else Backoff()
-            until = time.monotonic() + QUEUE_TIMEOUT
-            while ticket is not None and ticket.before():
-                self._pause(name, ticket.pause())
-                if time.monotonic() > until:
-                    found, until = self._try_out_of_turn(name), time.monotonic() + QUEUE_TIMEOUT
-                    if found is not None:
-                        return found
-            while True:
-                exhausted = self._find_exhausted(name)
-                if not exhausted:
-                    grant = self._try(self._request)
-                    if grant is not None and grant.acquired:
-                        return grant
-                    exhausted = [name] if grant is None else list(grant.exhausted)
-                if name not in exhausted:
-                    return exhausted[0]
-                if not self._held and queued is (name in self._beyond):
-                    return name  # the capacity was changed, or is known now: decide again whether to queue
-                if ticket is not None:
-                    ticket.refresh()
-                self._pause(name, random.uniform(0.5, 1) * backoff.pause())
+        # the pauses hardly grow: otherwise those that came later would be served more often
+        backoff = Backoff(0.01, 0.002)
+        while True:
+            exhausted = self._find_exhausted(name)
+            if not exhausted:
+                grant = self._try(self._request)
+                if grant is not None and grant.acquired:
+                    return grant
+                exhausted = [name] if grant is None else list(grant.exhausted)
+            if name not in exhausted:
+                return exhausted[0]
+            if not self._held and queued is (name in self._beyond):
+                return name  # the capacity was changed, or is known now: decide again whether to queue
+            self._pause(name, random.uniform(0.5, 1) * backoff.pause())
 
     def _find_exhausted(self, name: str) -> list[str]:
         """Return which of the semaphores have no room, by a plain read; ``name`` where that was locked out."""
