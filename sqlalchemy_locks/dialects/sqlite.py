@@ -107,7 +107,7 @@ class SQLite(Backend):
                 connection.invalidate()  # rollback() does nothing, either
                 raise Unsupported(
                     "sqlite3's connect(autocommit=True) makes commit() and rollback() do nothing, so that what Locks "
-                    'and sessions do is never committed: leave it out of connect_args, and use '
+                    "and sessions do is never committed: leave it out of connect_args, and use "
                     'isolation_level="AUTOCOMMIT" of SQLAlchemy where you need autocommit'
                 )
 
@@ -173,7 +173,7 @@ class SQLite(Backend):
             return take()
         raw: Any = connection.connection.driver_connection
         if raw.isolation_level is None and not in_transaction(connection):
-            # In autocommit, where the statement also commits: while SQLite waits for the readers, it admits no new ones.
+            # in autocommit, where the statement also commits: while SQLite waits for readers, it admits no new ones
             return take()
         return take_write_lock(connection, take)
 

@@ -322,11 +322,6 @@ class ShortTransaction:
         connection = self.connection
         if os.getpid() != self._process:
             _inherited.append(self)  # the parent uses the socket
-            if self.backend.single_writer and not (connection.closed or connection.invalidated):
-                import ctypes  # not loaded before it is needed
-
-                # never deallocated, not even when the interpreter ends: SQLite would delete the parent's journal
-                ctypes.pythonapi.Py_IncRef(ctypes.py_object(connection.connection.driver_connection))
             return
         if error is not None:
             release_cursors(error)

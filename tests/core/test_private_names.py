@@ -36,7 +36,6 @@ import sqlalchemy_locks
 from sqlalchemy_locks.dialects.connections import (
     autobegin,
     begin_failed,
-    close_idle_connections,
     connect,
     engine_with_own_pool,
     hear_engine,
@@ -137,25 +136,6 @@ def test_a_connection_has_the_listeners_of_its_engine(place: str) -> None:
             if place == "every engine":
                 event.remove(Engine, "before_cursor_execute", listen)
     assert heard == ["SELECT 1"]
-
-
-def test_idle_connections_are_closed_and_opened_again(tmp_path: pathlib.Path) -> None:
-    engine, closed = create_engine(f"sqlite:///{tmp_path}/a.db", pool_size=2), []
-    event.listen(engine, "close", lambda raw, record: closed.append(raw))
-    with engine.connect(), engine.connect() as second:
-        kept = second.connection.driver_connection
-        with engine.connect():
-            pass  # beyond the pool's size: closed when it is returned
-    assert len(closed) == 1
-    close_idle_connections(engine.pool)
-    assert len(closed) == 3
-    pool: Any = engine.pool
-    assert (pool.checkedin(), pool.checkedout()) == (2, 0)
-    with engine.connect() as connection:
-        assert connection.connection.driver_connection is not kept
-        assert connection.exec_driver_sql("SELECT 1").scalar() == 1
-        assert (pool.checkedin(), pool.checkedout()) == (1, 1)
-    engine.dispose()
 
 
 def test_a_connection_hears_listeners_that_come_later() -> None:
