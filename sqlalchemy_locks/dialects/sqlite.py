@@ -153,7 +153,8 @@ class SQLite(Backend):
                 with self._begin_bounded(connection, wait):
                     connection.exec_driver_sql("SELECT 1")
             except BaseException:
-                connection.close()
+                if not connection.in_transaction():
+                    connection.close()
                 raise
         elif connection.in_nested_transaction() and not (
             connection.get_transaction() in _writers or connection.info.get(BEGINS_IMMEDIATE)
@@ -200,19 +201,19 @@ class SQLite(Backend):
 
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
-        with _busy_timeout(connection) as busy_timeout:
+        with _BusyTimeout(connection) as busy_timeout:
             busy_timeout.set(seconds)
             yield
 
 
-class _busy_timeout:
+class _BusyTimeout:
     """The connection's busy timeout, restored at the end. It is set without SQLAlchemy, which would begin for it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
         ((self.milliseconds,),) = _driver_rows(connection, "PRAGMA busy_timeout")
 
-    def __enter__(self) -> _busy_timeout:
+    def __enter__(self) -> _BusyTimeout:
         return self
 
     def set(self, seconds: float) -> None:
@@ -223,7 +224,7 @@ class _busy_timeout:
             try:
                 _driver_rows(self._connection, f"PRAGMA busy_timeout = {self.milliseconds}")
             except BaseException as error:
-                self._connection.invalidate(error)  # the next user of the connection would hardly wait
+                self._connection.invalidate(error)  # its busy timeout is not the app's any more
                 raise
 
 
@@ -243,7 +244,7 @@ def take_write_lock(connection: Connection, take: Callable[[], T], wait: float |
     :raises MustRollback: when SQLite doesn't let this connection wait: it has read, and its COMMIT would conflict with
         the holder's.
     """
-    with _busy_timeout(connection) as busy_timeout:
+    with _BusyTimeout(connection) as busy_timeout:
         left = busy_timeout.milliseconds / 1000 if wait is None else wait
         deadline = time.monotonic() + left
         while True:
