@@ -168,7 +168,7 @@ def report(name: str) -> None:
     for plain, way in (("plain semaphore", "locks.acquire"), ("plain lock", "locks.exclusive")):
         for each in (plain, way):
             # SQLite's write lock promises no order
-            ordered = each is way and not (name == "sqlite" and way == "locks.exclusive")
+            ordered = each is way and name != "sqlite"
             judge(f"{each}, worst wait in ms, {name}", worst[each], *(WORST if ordered else ()))
             judge(f"{each}, fairness, {name}", fairness[each], *(FAIRNESS if ordered else ()), least=True)
             judge(f"{each}, turns a second, {name}", rate[each])

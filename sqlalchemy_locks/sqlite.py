@@ -8,7 +8,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.sqlite import take_write_lock
+from sqlalchemy_locks.dialects.sqlite import BEGINS_IMMEDIATE, take_write_lock
 from sqlalchemy_locks.errors import Unsupported
 
 
@@ -33,10 +33,10 @@ def begin_immediate(engine: Engine | Any) -> None:
 
     def connect(dbapi_connection: Any, record: Any) -> None:
         dbapi_connection.isolation_level = None
+        record.info[BEGINS_IMMEDIATE] = True
 
     def begin(connection: Connection) -> None:
         take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
 
-    backend.adapt(sync.dialect)
     event.listen(sync, "connect", connect)
     event.listen(sync, "begin", begin)

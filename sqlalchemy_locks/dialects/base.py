@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from sqlalchemy import Column, Engine, Insert, Table
+from sqlalchemy import Column, Insert, Table
 from sqlalchemy.engine import Connection, Dialect, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
@@ -20,7 +20,6 @@ from sqlalchemy_locks.sql.elements import HeldKeys
 
 if TYPE_CHECKING:
     from sqlalchemy_locks.dialects.checks import Finding
-    from sqlalchemy_locks.dialects.sqlite_queue import FileQueue
 
 T = TypeVar("T")
 #: the engines that share one script of a migration step
@@ -352,13 +351,6 @@ class Backend:
     def queue_is_free(self, connection: Connection, key: int) -> bool:
         """Return whether the queue of a key is empty; not called where ``calls_functions``."""
         raise NotImplementedError
-
-    def file_queue(self, engine: Engine, within: float | None = None) -> FileQueue | None:
-        """Return the queue file of a database, where waiters of all processes queue; ``None`` without one.
-
-        :param within: the longest wait for a free connection of the engine's pool, in seconds.
-        """
-        return None
 
     def statement_interrupted(self, error: DBAPIError) -> bool:
         """Return whether the server's limit on a statement's time ended this one."""

@@ -17,7 +17,6 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 from sqlalchemy.util.langhelpers import only_once
-from sqlalchemy.util.queue import Empty
 
 from sqlalchemy_locks.errors import NotWritable, PoolTimeout
 
@@ -132,24 +131,6 @@ def has_room(engine: Engine) -> bool:
     pool: Any = engine.pool
     limit = pool_capacity(pool)
     return limit == math.inf or pool.checkedout() < limit
-
-
-def close_idle_connections(pool: Any) -> None:
-    """Close the idle connections of a pool, which connects again when they are checked out.
-
-    ``pool.dispose()`` would count wrongly from then on if another thread connected meanwhile, and a connection that is
-    in use during ``engine.dispose()`` returns to the pool that was replaced, and stays open there.
-    """
-    idle: list[Any] = []
-    try:
-        with contextlib.suppress(Empty):
-            while True:
-                idle.append(pool._pool.get(False))
-        for record in idle:
-            record.close()
-    finally:
-        for record in idle:
-            pool._pool.put(record, False)
 
 
 def engine_with_own_pool(engine: Engine) -> Engine:

@@ -9,41 +9,31 @@ import os
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakSet
 
-from sqlalchemy import Column, Engine, Insert, Table
-from sqlalchemy.engine import Connection, Dialect, RootTransaction
+from sqlalchemy import Column, Insert, Table
+from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.util import await_only
-from sqlalchemy.util.concurrency import in_greenlet
 
 from sqlalchemy_locks.dialects.base import Backend, Server
 from sqlalchemy_locks.dialects.checks import Finding, version_finding
-from sqlalchemy_locks.dialects.connections import autobegin, begin_failed, connect, is_guarded
-from sqlalchemy_locks.dialects.forks import forked, is_inherited
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, Unsupported
 from sqlalchemy_locks.sql.clock import Elapsed, Epoch, Now, NowAfterWait, PlusSeconds, SecondsAgo, StatementStart
 from sqlalchemy_locks.sql.elements import InsertAbsent
 
-if TYPE_CHECKING:
-    from sqlalchemy_locks.dialects.sqlite_queue import FileQueue
-
 T = TypeVar("T")
 
 _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
-_FILE_QUEUE = "_sqlalchemy_locks_file_queue"
-#: of a connection: the process that has seen that it doesn't share the file with its parent
-_OWN = "sqlalchemy_locks_own_file"
-#: Seconds of one wait inside SQLite, and of the pause after it. SQLite's own busy handler backs off to 0.1 s, and so
-#: lets waiters starve.
+#: in the ``info`` of a connection: every transaction on it begins with BEGIN IMMEDIATE
+BEGINS_IMMEDIATE = "sqlalchemy_locks_begins_immediate"
+#: Seconds of one wait inside SQLite, and of the pause after it. SQLite's own pauses grow to 0.1 s, so that waiters
+#: starve, and nothing can interrupt them.
 _BUSY_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.001, 0.005
-#: how long a rollback waits for the statement of a cancelled call before it interrupts it, in seconds
-_INTERRUPT_AFTER = 0.05
-#: transactions with savepoints: begun before the first one, or not begun at all
-_begun: WeakSet[Any] = WeakSet()
-_autocommitting: WeakSet[Any] = WeakSet()
+#: transactions that have taken the write lock, and not inside a savepoint
+_writers: WeakSet[RootTransaction] = WeakSet()
 
 
 class SQLite(Backend):
@@ -87,26 +77,9 @@ class SQLite(Backend):
     def transient(self, error: DBAPIError) -> bool:
         return "is locked" in str(error.orig)
 
-    def verify(self, connection: Connection) -> None:
-        raw: Any = connection.connection.driver_connection
-        if connection.dialect.is_async:
-            # private: aiosqlite has no attribute of its own for it, and sqlite3 answers in the connection's thread only
-            ignores_commit = await_only(raw._execute(lambda: getattr(raw._conn, "autocommit", None))) is True
-        else:
-            ignores_commit = getattr(raw, "autocommit", None) is True
-        if ignores_commit:
-            connection.invalidate()  # rollback() does nothing, either
-            raise Unsupported(
-                "sqlite3's connect(autocommit=True) makes commit() and rollback() do nothing, so that what Locks and "
-                'sessions do is never committed: leave it out of connect_args, and use isolation_level="AUTOCOMMIT" of '
-                "SQLAlchemy where you need autocommit"
-            )
-
     @contextlib.contextmanager
     def committing(self, connection: Connection, wait: float | None) -> Iterator[None]:
-        with _BusyTimeout(connection) as busy_timeout:
-            if wait is not None:
-                busy_timeout.set(wait)
+        with contextlib.nullcontext() if wait is None else self.bounded(connection, wait):
             try:
                 yield
             except DBAPIError as error:
@@ -117,44 +90,13 @@ class SQLite(Backend):
                     "that is stopped during a SELECT doesn't end it; in WAL mode, COMMIT doesn't wait for readers): "
                     "nothing is committed"
                 ) from error
-
-    def adapt(self, dialect: Dialect) -> None:
-        if "do_savepoint" in dialect.__dict__:
-            return
-        send_savepoint, release, terminate = dialect.do_savepoint, dialect.do_release_savepoint, dialect.do_terminate
-
-        # Python's driver sends no BEGIN before a SAVEPOINT, so that its RELEASE would commit, and release the lock
-
-        def do_savepoint(connection: Connection, name: str) -> None:
-            transaction = connection.get_transaction()
-            # a block of Locks has begun: there the transaction is lost, which the SAVEPOINT finds
-            if not (in_transaction(connection) or is_guarded(connection)):
-                if _begins(connection):
-                    _driver_rows(connection, "BEGIN")
-                else:
-                    _autocommitting.add(transaction)
-            if in_transaction(connection) and connection.get_nested_transaction() is None:
-                _begun.add(transaction)
-            send_savepoint(connection, name)
-
-        def do_release_savepoint(connection: Connection, name: str) -> None:
-            # one that was sent before, and may be the outermost one, is left to COMMIT and ROLLBACK
-            if connection.get_transaction() in _begun or not _begins(connection):
-                release(connection, name)
-
-        def do_terminate(dbapi_connection: Any) -> None:
-            # SQLite keeps a closed connection, and its lock, until the garbage collector finds the cancelled cursor
-            driver = dbapi_connection.driver_connection
-            if in_greenlet():
-                # a second cancellation doesn't wait, as in SQLAlchemy's own terminate(), and this goes on
-                await_only(asyncio.shield(_roll_back_and_stop(driver)))
-            else:
-                terminate(dbapi_connection)
-
-        dialect.do_savepoint = do_savepoint  # type: ignore[method-assign]
-        dialect.do_release_savepoint = do_release_savepoint  # type: ignore[method-assign]
-        if dialect.is_async:
-            dialect.do_terminate = do_terminate  # type: ignore[method-assign]
+            if in_transaction(connection):
+                connection.invalidate()  # rollback() does nothing, either
+                raise Unsupported(
+                    "sqlite3's connect(autocommit=True) makes commit() and rollback() do nothing, so that what Locks "
+                    "and sessions do is never committed: leave it out of connect_args, and use "
+                    'isolation_level="AUTOCOMMIT" of SQLAlchemy where you need autocommit'
+                )
 
     def autocommit(self, connection: Connection) -> bool:
         return False  # Python's driver begins with the first write; see `transaction_begun`
@@ -171,65 +113,55 @@ class SQLite(Backend):
     def error_rolled_back(self, error: Exception) -> bool:
         return True  # ON CONFLICT ROLLBACK, RAISE(ROLLBACK), a full disk: an error never commits
 
-    @contextlib.contextmanager
-    def classify_timeouts(self, connection: Connection) -> Iterator[None]:
-        # BUSY well before the busy timeout, inside a transaction: SQLite doesn't let a transaction that has read wait,
-        # because waiting couldn't help it
-        begun = in_transaction(connection)
-        with _BusyTimeout(connection) as busy_timeout:
-            timeout = busy_timeout.get()
-        started = time.monotonic()
-        try:
-            yield
-        except LockTimeout as error:
-            if begun and timeout and time.monotonic() - started < timeout / 2:
-                raise _must_rollback() from error
-            raise
-
     def wait_value(self, seconds: float) -> int:
         return math.ceil(min(seconds * 1000, 2**31 - 1))
 
     def begin(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
-        transaction = _begin_within(connection, wait, connection.begin)
+        with self._begin_bounded(connection, wait):
+            transaction = connection.begin()
         if not in_transaction(connection):
             connection.exec_driver_sql("BEGIN")
         return transaction
 
     def begin_writing(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
-        _refuse_inherited(connection)
-        transaction = _begin_within(connection, wait, connection.begin)
+        with self._begin_bounded(connection, wait):
+            transaction = connection.begin()
         if not in_transaction(connection):
             take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
         return transaction
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
-        _refuse_inherited(connection)
-        # before the statement that is tried repeatedly: SQLAlchemy doesn't call the event again after a failure
         if not connection.in_transaction():
-            _begin_within(connection, wait, lambda: autobegin(connection))
-        elif connection.in_nested_transaction() and connection.get_transaction() in _autocommitting:
+            # SQLAlchemy begins before it. The operation's own statement is tried repeatedly, and the app's `begin`
+            # event isn't called again after a failure: what follows would be executed in autocommit.
+            try:
+                with self._begin_bounded(connection, wait):
+                    connection.exec_driver_sql("SELECT 1")
+            except BaseException:
+                if not connection.in_transaction():
+                    connection.close()
+                raise
+        elif connection.in_nested_transaction() and not (
+            connection.get_transaction() in _writers or connection.info.get(BEGINS_IMMEDIATE)
+        ):
             raise Unsupported(
-                "inside begin_nested(), on a SQLite connection in autocommit, where the savepoint's end commits: "
-                "execute it in a transaction, or use Locks"
+                "inside begin_nested(), whose end may commit and release the lock on SQLite (Python's driver sends no "
+                "BEGIN before a savepoint): lock before begin_nested(), or install "
+                "sqlalchemy_locks.sqlite.begin_immediate(engine)"
             )
 
+    def _begin_bounded(self, connection: Connection, wait: float | None) -> contextlib.AbstractContextManager[None]:
+        """Limit the wait of an event of the app's that executes BEGIN IMMEDIATE."""
+        return contextlib.nullcontext() if wait is None or wait == math.inf else self.bounded(connection, wait)
+
     def take_write_lock(self, connection: Connection, take: Callable[[], T]) -> T:
-        if in_transaction(connection):
+        if in_transaction(connection) and connection.get_transaction() in _writers:
             return take()
         raw: Any = connection.connection.driver_connection
-        return take_write_lock(connection, take, commits=getattr(raw, "isolation_level", "") is None)
-
-    def file_queue(self, engine: Engine, within: float | None = None) -> FileQueue | None:
-        known: dict[str, Any] = engine.dialect.__dict__
-        if _FILE_QUEUE not in known:
-            from sqlalchemy_locks.dialects.sqlite_queue import FileQueue
-
-            # the name in the app's URL may be relative, a URI, or known to its `creator` alone
-            with connect(engine, within) as connection:
-                path = _file_of(connection)
-            known[_FILE_QUEUE] = FileQueue(os.path.realpath(path)) if path else None
-        queue: FileQueue | None = known[_FILE_QUEUE]
-        return queue
+        if raw.isolation_level is None and not in_transaction(connection):
+            # in autocommit, where the statement also commits: while SQLite waits for readers, it admits no new ones
+            return take()
+        return take_write_lock(connection, take)
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         yield version_finding(self.name, str(connection.exec_driver_sql("SELECT sqlite_version()").scalar()))
@@ -259,132 +191,67 @@ class SQLite(Backend):
             yield
 
 
-def _refuse_inherited(connection: Connection) -> None:
-    """Refuse a file that this process has inherited open from its parent: its locks would keep nobody out."""
-    if not forked() or connection.info.get(_OWN) == os.getpid():
-        return
-    path = _file_of(connection)
-    if path and is_inherited(path):
-        raise Unsupported(
-            f"this process was forked while {path} was open, and SQLite counts the locks of a file by process, so that "
-            "it can't lock it: dispose of the file's engines before the fork, or start processes by spawn or forkserver"
-        )
-    connection.info[_OWN] = os.getpid()
-
-
-def _begins(connection: Connection) -> bool:
-    """Return whether Python's driver begins transactions by itself, before the first write."""
-    raw: Any = connection.connection.dbapi_connection
-    return raw.isolation_level is not None and getattr(raw, "autocommit", None) is not True
-
-
-async def _roll_back_and_stop(driver: Any) -> None:
-    """Roll back an aiosqlite connection, interrupting the statement that it waits for, and close it."""
-    try:
-        with contextlib.suppress(Exception):
-            rolled_back = asyncio.ensure_future(driver.rollback())
-            await asyncio.wait({rolled_back}, timeout=_INTERRUPT_AFTER)
-            if not rolled_back.done():
-                await driver.interrupt()
-            # SQLite interrupts the ROLLBACK, too, where a SELECT has rows left
-            try:
-                await rolled_back
-            except Exception:
-                await driver.rollback()
-    finally:
-        # since aiosqlite 0.22 close() would wait forever for a thread that another stop() has ended
-        stopped = driver.stop() if hasattr(driver, "stop") else asyncio.ensure_future(driver.close())
-    if stopped is not None:
-        await stopped
-
-
-def _begin_within(connection: Connection, wait: float | None, begin: Callable[[], T]) -> T:
-    """Begin, and wait ``wait`` seconds at most if an event of the app executes BEGIN IMMEDIATE."""
-    with _BusyTimeout(connection) as busy_timeout:
-        if wait is not None and wait < math.inf:
-            busy_timeout.set(wait)
-        try:
-            return begin()
-        except BaseException:
-            # otherwise SQLAlchemy assumes that the event is still running, and the next statement commits by itself
-            begin_failed(connection)
-            raise
-
-
 class _BusyTimeout:
     """The connection's busy timeout, restored at the end. It is set without SQLAlchemy, which would begin for it."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._was: int | None = None
+        ((self.milliseconds,),) = _driver_rows(connection, "PRAGMA busy_timeout")
 
     def __enter__(self) -> _BusyTimeout:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        if self._was is not None and not self._connection.invalidated:
-            try:
-                _driver_rows(self._connection, f"PRAGMA busy_timeout = {self._was}")
-            except BaseException as error:
-                self._connection.invalidate(error)  # interrupted: the next user would hardly wait
-                raise
-
-    def get(self) -> float:
-        """Return the app's setting, in seconds."""
-        if self._was is None:
-            ((self._was,),) = _driver_rows(self._connection, "PRAGMA busy_timeout")
-        return (self._was or 0) / 1000
-
     def set(self, seconds: float) -> None:
-        self.get()
         _driver_rows(self._connection, f"PRAGMA busy_timeout = {BACKEND.wait_value(seconds)}")
+
+    def __exit__(self, *_: object) -> None:
+        if not self._connection.invalidated:
+            try:
+                _driver_rows(self._connection, f"PRAGMA busy_timeout = {self.milliseconds}")
+            except BaseException as error:
+                self._connection.invalidate(error)  # its busy timeout is not the app's any more
+                raise
 
 
 def _driver_rows(connection: Connection, sql: str) -> list[Any]:
     """Execute on the driver's own connection, which begins no transaction for a PRAGMA."""
     raw: Any = connection.connection.driver_connection
     if connection.dialect.is_async:
-        return list(await_only(raw.execute_fetchall(sql)))  # one round trip to its thread instead of four
-    cursor = raw.execute(sql)
-    try:
-        return list(cursor.fetchall())
-    finally:
-        cursor.close()
+        return list(await_only(raw.execute_fetchall(sql)))
+    return list(raw.execute(sql).fetchall())
 
 
-def _file_of(connection: Connection) -> str:
-    """Return the path of the database's file; empty for one in memory."""
-    files = {name: file for _, name, file in _driver_rows(connection, "PRAGMA database_list")}
-    return files["main"] or ""
+def take_write_lock(connection: Connection, take: Callable[[], T], wait: float | None = None) -> T:
+    """Take the write lock; poll for it with random pauses.
 
-
-def take_write_lock(
-    connection: Connection, take: Callable[[], T], wait: float | None = None, *, commits: bool = False
-) -> T:
-    """Take the write lock, outside of any transaction; try every few milliseconds.
-
-    :param take: takes it, or raises SQLite's error if it isn't free, and then has begun nothing.
+    :param take: takes it, or raises SQLite's error if it isn't free.
     :param wait: the longest wait in seconds; by default the connection's busy timeout.
-    :param commits: the statement also commits: SQLite admits no new readers while it waits for the present ones, so
-        the whole wait is left to SQLite.
+    :raises MustRollback: when SQLite doesn't let this connection wait: it has read, and its COMMIT would conflict with
+        the holder's.
     """
     with _BusyTimeout(connection) as busy_timeout:
-        left = busy_timeout.get() if wait is None else wait
-        until = time.monotonic() + left
+        left = busy_timeout.milliseconds / 1000 if wait is None else wait
+        deadline = time.monotonic() + left
         while True:
-            busy_timeout.set(left if commits else min(left, _BUSY_WAIT))
+            busy_timeout.set(min(left, _BUSY_WAIT))
             started = time.monotonic()
             try:
-                return take()
+                result = take()
+                break
             except Exception as error:
                 now = time.monotonic()
-                # SQLite doesn't wait at all if this connection has an unfinished SELECT: the holder's COMMIT may be
-                # waiting for that
-                refused = now - started < _BUSY_WAIT / 2
-                if refused or now >= until or not _busy(error):
+                if not _busy(error):
                     raise
-            _pause(connection, min(until - now, random.uniform(_SHORTEST_PAUSE, _LONGEST_PAUSE)))
-            left = max(0.0, until - time.monotonic())
+                if left > _BUSY_WAIT and now - started < _BUSY_WAIT / 2:
+                    raise _must_rollback() from error
+                if now >= deadline:
+                    raise
+            _pause(connection, min(deadline - now, random.uniform(_SHORTEST_PAUSE, _LONGEST_PAUSE)))
+            left = max(0.0, deadline - time.monotonic())
+    transaction = connection.get_transaction()
+    if transaction is not None and in_transaction(connection) and not connection.in_nested_transaction():
+        _writers.add(transaction)
+    return result
 
 
 def _pause(connection: Connection, seconds: float) -> None:
@@ -395,17 +262,10 @@ def _pause(connection: Connection, seconds: float) -> None:
         time.sleep(seconds)
 
 
-def _busy(error: BaseException | None) -> bool:
-    """Return whether a busy file caused the error, which an app's ``handle_error`` may have replaced."""
-    if isinstance(error, MustRollback):
-        return False
-    while error is not None:
-        if isinstance(error, DBAPIError) and isinstance(BACKEND.translate(error), LockTimeout):
-            return True
-        if "is locked" in str(error) and type(error).__name__ == "OperationalError":
-            return True
-        error = error.__cause__ or error.__context__
-    return False
+def _busy(error: Exception) -> bool:
+    """Return whether a locked file caused the error, which an app's ``handle_error`` may have replaced."""
+    cause = error.orig if isinstance(error, DBAPIError) else error.__cause__
+    return "database is locked" in str(cause) and getattr(cause, "sqlite_errorname", None) != _BUSY_SNAPSHOT
 
 
 def _journal_writable(path: str, mode: str) -> bool:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -28,10 +27,9 @@ except ModuleNotFoundError as error:
 
 from sqlalchemy_locks.cli.adopt import AppCommands
 from sqlalchemy_locks.cli.connect import HostApp
-from sqlalchemy_locks.dialects.forks import replace_pool
+from sqlalchemy_locks.dialects.forks import in_forked_child, replace_pool
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.facade.locks import Locks
-from sqlalchemy_locks.facade.maintenance import Maintenance
 from sqlalchemy_locks.integrations.flask_deferred import deferred
 from sqlalchemy_locks.integrations.problem import problem_of
 
@@ -173,8 +171,9 @@ class AppState:
         self._app = weakref.ref(app)
         self._given_engine = engine
         self._locks: dict[str, Locks] = {}
-        #: by process: a marker of the request that has started its maintenance
-        self._maintained: dict[int, object] = {}
+        #: a marker of the request that has started this process's maintenance
+        self._maintained: dict[str, object] = {}
+        self._end_maintenance: weakref.finalize[Any, Any] | None = None
         _apps.add(self)
 
     @property
@@ -213,8 +212,8 @@ class AppState:
 
     def on_request(self, sender: Flask, **_: Any) -> None:
         """Start maintenance at the first request of a process: this is a process that serves."""
-        process, marker = os.getpid(), object()
-        if self._maintained.setdefault(process, marker) is not marker:
+        marker = object()
+        if self._maintained.setdefault("maintenance", marker) is not marker:
             return
         try:
             maintenance = self.locks.maintenance()
@@ -223,10 +222,13 @@ class AppState:
             _log.exception("the maintenance of the app %r could not be started", sender.name)
             return
         # when the process or the app ends; the finalizer must not reference the app
-        weakref.finalize(sender, _end, maintenance, process)
+        self._end_maintenance = weakref.finalize(sender, maintenance.end, _END_TIMEOUT)
 
     def on_fork(self) -> None:
         """Replace the pool in a new process, also where the parent has used its engine without locks."""
+        self._maintained.clear()
+        if self._end_maintenance is not None:
+            self._end_maintenance.detach()
         if self._app() is None:
             return
         with contextlib.suppress(Exception):  # an app without an engine gets that error when it uses its locks
@@ -244,18 +246,10 @@ def _session_maker(db: Any, engine: Engine) -> Engine | sessionmaker[Any]:
     return sessionmaker(engine, class_=factory.class_, **options)
 
 
-def _end(maintenance: Maintenance, process: int) -> None:
-    if os.getpid() == process:
-        maintenance.end(_END_TIMEOUT)
-
-
+@in_forked_child
 def _after_fork() -> None:
     for state in list(_apps):
         state.on_fork()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
 
 
 def answer(error: LockError) -> Response:

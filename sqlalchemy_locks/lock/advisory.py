@@ -160,8 +160,8 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     :raises MustRollback: this transaction has read, and since then, on SQLite, another one has written, or, on MariaDB
         with ``innodb_snapshot_isolation=ON`` outside READ COMMITTED, the key was used for the first time.
 
-    On SQLite every key is the database's one write lock. On MySQL and MariaDB a second connection, which the engine keeps
-    beside its pool, commits the row of a brand-new key.
+    On SQLite every key is the database's one write lock. On MySQL and MariaDB a second connection, which the engine
+    keeps beside its pool, commits the row of a brand-new key.
 
     >>> with Session(engine) as session, session.begin():
     ...     session.execute(sl.lock.exclusive("invoice:42"))

@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import threading
 from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
+from weakref import WeakSet
 
 from sqlalchemy.util import await_only
 
 from sqlalchemy_locks.dialects.connections import pool_capacity
+from sqlalchemy_locks.dialects.forks import in_forked_child
 
 _QUEUES = "_sqlalchemy_locks_queues"
 #: the longest timeout in seconds that is passed to ``threading.Lock``, ten years
 _FOREVER = 86400.0 * 3650
+_every: WeakSet[LocalQueues] = WeakSet()
 
 
 class LocalQueues:
     """The queues of one engine in this process; a queue exists only while it has a ticket in it."""
 
     def __init__(self, asynchronous: bool) -> None:
-        self.process = os.getpid()
-        self.guard = threading.Lock()
         self.asynchronous = asynchronous
+        self.clear()
+        _every.add(self)
+
+    def clear(self) -> None:
+        """Forget all tickets, in a forked process: those who have them are in the parent."""
+        self.guard = threading.Lock()
         #: the ticket at the front of each queue
         self.front: dict[Any, Ticket] = {}
         #: connections of the pool that are used for waiting
@@ -138,13 +144,13 @@ def local_queues(dialect: Any) -> LocalQueues:
 
     A forked process has queues of its own.
     """
-    known: dict[str, Any] = dialect.__dict__
-    queues: LocalQueues | None = known.get(_QUEUES)
-    if queues is not None and queues.process == os.getpid():
-        return queues
-    made = LocalQueues(bool(dialect.is_async))
-    if queues is not None:
-        known[_QUEUES] = made
+    attributes: dict[str, Any] = dialect.__dict__
+    queues: LocalQueues | None = attributes.get(_QUEUES)
     # in one step, for threads that come at the same time
-    kept: LocalQueues = known.setdefault(_QUEUES, made)
-    return kept
+    return queues or attributes.setdefault(_QUEUES, LocalQueues(bool(dialect.is_async)))
+
+
+@in_forked_child
+def _clear_all() -> None:
+    for queues in list(_every):
+        queues.clear()

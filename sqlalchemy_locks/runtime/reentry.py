@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import os
 import sys
 import threading
 import weakref
@@ -19,6 +18,7 @@ from typing import Any
 from sqlalchemy import Engine
 
 from sqlalchemy_locks.core.operation import build_context, translated_schema
+from sqlalchemy_locks.dialects.forks import in_forked_child
 from sqlalchemy_locks.errors import ReentryError
 
 
@@ -50,7 +50,7 @@ _entries: contextvars.ContextVar[tuple[weakref.ref[HeldEntry], ...]] = contextva
 
 
 def current_owner() -> tuple[Any, ...]:
-    """Return the identity of this process, this thread, and the task or greenlet that it runs."""
+    """Return the identity of this thread, and of the task or greenlet that it runs."""
     try:
         running: Any = asyncio.current_task()
     except RuntimeError:
@@ -61,7 +61,12 @@ def current_owner() -> tuple[Any, ...]:
         # the greenlet that a thread begins with has no parent, and is the thread; one of gevent's is not
         running = None if current is None or current.parent is None else current
     # not id(), which is reused after this one's end; and no reference that would keep a task alive
-    return os.getpid(), _local.token, None if running is None else weakref.ref(running)
+    return _local.token, None if running is None else weakref.ref(running)
+
+
+@in_forked_child
+def _forget_parent() -> None:
+    _local.token = _ThreadToken()
 
 
 def tables_of(engine: Engine) -> str:

@@ -152,6 +152,8 @@ def test_criteria_restrict_what_is_read_again(kind: Engine) -> None:
 @pytest.mark.parametrize("nested", [1, 2])
 def test_a_savepoint_rollback_restores_entities(kind: Engine, nested: int) -> None:
     """The entities were loaded before, and the savepoint that is rolled back may be outside that of the capture."""
+    if kind.dialect.name == "sqlite":
+        sl.sqlite.begin_immediate(kind)
     fill(kind, *orders(2))
     with Session(kind) as session:
         known = session.scalars(select(Order).order_by(Order.id)).all()
@@ -171,6 +173,8 @@ def test_a_savepoint_rollback_restores_entities(kind: Engine, nested: int) -> No
 
 
 def test_a_savepoint_undoes_an_acquired_mutex(kind: Engine) -> None:
+    if kind.dialect.name == "sqlite":
+        sl.sqlite.begin_immediate(kind)
     fill(kind, *orders(1))
     mutex = sl.Mutex(Order, id=Order.id, acquired=Order.rank)
     with Session(kind) as session:

@@ -16,7 +16,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy_locks.dialects import backend_for
 from tests.conformance.clients import ASYNC, SYNC, Client, Places
 from tests.conftest import PLAIN, Servers
-from tests.fixtures.parties import PATIENCE, POOLED, queued, waiting_writers
+from tests.fixtures.parties import PATIENCE, POOLED, waiting_writers
 
 T = TypeVar("T")
 
@@ -126,7 +126,7 @@ class World:
     def waiting(self) -> int:
         """How many wait for a lock, by the server's own account."""
         if self.is_sqlite:
-            return waiting_writers(self.plain) + queued(self.plain, in_front=False)
+            return waiting_writers(self.plain)
         with self.plain.connect() as connection:
             if self.is_innodb:
                 return int(

@@ -2,57 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 
 import pytest
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import PATIENCE, Watch, later, until, unused
+from tests.fixtures.parties import PATIENCE, Watch, later, unused
 
 NAMES = ["postgresql15", "postgresql18"]
-READERS = 4
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_readers_do_not_starve_a_writer(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
-    engine, key = engine_to(name), unused()
-    changed = threading.Condition()
-    done = threading.Event()
-    entered = [0]
-
-    def reader() -> int:
-        """Share the key repeatedly, if possible releasing it only after the next reader has acquired it."""
-        count = 0
-        while not done.is_set():
-            with engine.begin() as connection:
-                connection.execute(sl.lock.shared(key))
-                count += 1
-                with changed:
-                    entered[0] += 1
-                    mine = entered[0]
-                    changed.notify_all()
-                    changed.wait_for(lambda mine=mine: entered[0] > mine, timeout=0.05)
-        return count
-
-    def writer() -> int:
-        with engine.begin() as connection:
-            connection.execute(sl.lock.exclusive(key))
-            return entered[0]
-
-    with engine.connect() as holder:
-        holder.execute(sl.lock.shared(key))
-        readers = [later(reader) for _ in range(READERS)]
-        until(lambda: entered[0] > READERS)
-        writing = later(writer)
-        watch(name).until_waiting(writing)
-    try:
-        before = writing.result(PATIENCE)
-        until(lambda: entered[0] > before + READERS)  # and readers that came after it
-    finally:
-        done.set()
-    assert all(reader.result(PATIENCE) for reader in readers)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -5,12 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.conftest import install
 from tests.fixtures.parties import PATIENCE, installed, unused
 
 
@@ -26,218 +24,101 @@ def run(script: str, *arguments: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-#: the parent ends its connections while the child holds the lock, and a third process asks for it
-FILE = """
-    import os, sqlite3, subprocess, sys
-    import sqlalchemy as sa
-    import sqlalchemy_locks as sl
-
-    url, path, journal, inherited = sys.argv[1:]
-    with sqlite3.connect(path) as made:
-        made.execute(f"PRAGMA journal_mode = {journal}")
-    made.close()
-    engine, other = sa.create_engine(url), sa.create_engine(url)
-    locks = sl.Locks(engine)
-    with locks.exclusive("before"):
-        pass
-    used = None
-    if inherited == "checked out":
-        used = engine.connect()
-        used.execute(sa.text("SELECT count(*) FROM sqlite_master")).all()
-    elif inherited == "of another engine":
-        with other.connect() as connection:
-            connection.execute(sa.text("SELECT count(*) FROM sqlite_master")).all()
-    elif inherited == "in a block":
-        block = locks.exclusive("the parent's")
-        block.__enter__()
-    (told, tell), (ended, end) = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            with (sl.Locks(sa.create_engine(url)) if inherited == "in a block" else locks).exclusive("k", timeout=5) as held:
-                held.session.execute(sa.text("CREATE TABLE of_the_child (x)"))
-                os.write(tell, b"held")
-                os.read(ended, 1)
-        except sl.LockError as error:
-            os.write(tell, type(error).__name__.encode())
-        os._exit(0)
-    print(os.read(told, 20).decode())
-    if inherited == "in a block":
-        block.__exit__(None, None, None)
-    if used is not None:
-        used.close()
-    for each in (engine, other):
-        each.dispose()
-    third = '''
-    import sys, sqlalchemy as sa, sqlalchemy_locks as sl
-    try:
-        with sl.Locks(sa.create_engine(sys.argv[1])).exclusive("k", timeout=0.5):
-            print("a third one holds it", flush=True)
-    except sl.LockTimeout:
-        print("locked", flush=True)
-    '''
-    import textwrap
-    subprocess.run([sys.executable, "-c", textwrap.dedent(third), url])
-    os.write(end, b".")
-    os.waitpid(child, 0)
-    with sqlite3.connect(path) as made:
-        print(*made.execute("SELECT name FROM sqlite_master WHERE name = 'of_the_child'").fetchall())
-    made.close()
-"""
-
-
-@pytest.mark.parametrize("journal", ["delete", "wal"])
-@pytest.mark.parametrize("inherited", ["idle", "checked out", "of another engine", "in a block"])
-def test_a_child_holds_a_sqlite_file_or_is_refused(tmp_path: Path, journal: str, inherited: str) -> None:
-    """What the parent has open makes SQLite believe, in the child, that the file is locked already."""
-    path = tmp_path / "app.db"
-    install(f"sqlite:///{path}")
-    lines = [line for line in run(FILE, f"sqlite:///{path}", str(path), journal, inherited) if line]
-    if inherited == "idle":
-        assert lines == ["held", "locked", "('of_the_child',)"]
-    else:
-        assert lines == ["Unsupported", "a third one holds it"]
-
-
-#: a child closes the descriptors that it has inherited, as a daemon does, or the connection itself; other files then
-#: have their numbers
-DAEMON = """
+#: a child that leaves its parent's block, and ends
+FORKED = """
     import os, sys
-    import sqlalchemy as sa
+    from sqlalchemy import create_engine, text
     import sqlalchemy_locks as sl
 
-    url, how = sys.argv[1:]
-    engine = sa.create_engine(url)
-    with engine.connect() as connection:
-        connection.exec_driver_sql("PRAGMA journal_mode = wal")
-    locks = sl.Locks(engine)
-    used = engine.connect()
-    used.execute(sa.text("SELECT count(*) FROM sqlite_master")).all()
-    told, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        if how == "connection":
-            used.connection.dbapi_connection.close()
-        else:
-            os.dup2(tell, 200)
-            os.closerange(3, 200)
-            tell = 200
-        if how == "descriptors, and forks" and os.fork():
-            os._exit(0)
-        for _ in range(3):
-            os.open(os.devnull, os.O_RDWR)
+    def free():
+        engine = create_engine(sys.argv[1])
         try:
-            with locks.exclusive("k", timeout=5):
-                os.write(tell, b"held")
-        except sl.Unsupported as error:
-            os.write(tell, str(error).encode())
-        os._exit(0)
-    os.waitpid(child, 0)
-    print(os.read(told, 1000).decode())
+            with engine.connect() as connection, connection.begin():
+                return connection.scalar(sl.lock.try_exclusive(sys.argv[2]))
+        finally:
+            engine.dispose()
+
+    engine = create_engine(sys.argv[1])
+    locks = sl.Locks(engine)
+    child = None
+    try:
+        with locks.exclusive(sys.argv[2]) as held:
+            held.session.execute(text("SELECT 1"))
+            held.session.execute(sl.Mutex().create(sys.argv[2]))
+            child = os.fork()
+            if not child:
+                seen_events = [held.lost]
+                try:
+                    held.check()
+                except sl.LockLost:
+                    seen_events.append("check")
+                try:
+                    with locks.exclusive(sys.argv[2], timeout=0):
+                        seen_events.append("two holders")
+                except sl.LockTimeout:
+                    seen_events.append("waits as others do")
+                print(*seen_events, flush=True)
+                if sys.argv[3] == "raises":
+                    raise KeyError("the child's")
+            else:
+                os.waitpid(child, 0)
+                held.check()
+                print(held.lost, free(), flush=True)
+    except (sl.LockLost, KeyError) as error:
+        print(type(error).__name__, flush=True)
+    if child:
+        print(free(), locks.run(sl.Mutex().acquire(sys.argv[2])), flush=True)
 """
 
 
-@pytest.mark.parametrize("how", ["descriptors", "descriptors, and forks", "connection"])
-def test_a_child_that_closed_the_inherited_file_is_refused(tmp_path: Path, how: str) -> None:
-    """What SQLite believes to hold of the file stays in the child's memory."""
-    path = tmp_path / "app.db"
-    install(f"sqlite:///{path}")
-    (answer,) = run(DAEMON, f"sqlite:///{path}", how)
-    assert answer.startswith(f"this process was forked while {path} was open")
-    assert "dispose of the file's engines before the fork" in answer
+@pytest.mark.parametrize(("name", "how"), [("postgresql15", "ends"), ("postgresql15", "raises"), ("mysql", "ends")])
+def test_a_block_is_lost_in_a_child_and_intact_in_its_parent(servers: Any, name: str, how: str) -> None:
+    assert run(FORKED, installed(servers, name), unused("fork"), how) == [
+        "True check waits as others do",
+        "LockLost" if how == "ends" else "KeyError",
+        "False False",
+        "True True",
+    ]
 
 
-#: a thread connects while the idle connections are closed for a fork: SQLite may then be writing a checkpoint
-CONNECTING = """
-    import os, sys, threading
-    import sqlalchemy as sa
+#: Children of a process that has used its engine: on one of its connections, two would hold the same lock.
+CHILDREN = """
+    import multiprocessing, os, sys, tempfile
+    import sqlalchemy
+    from sqlalchemy import create_engine
     import sqlalchemy_locks as sl
 
-    engine = sa.create_engine(sys.argv[1])
+    url, key, pool = sys.argv[1:]
+    engine = create_engine(url, poolclass=getattr(sqlalchemy.pool, pool))
     locks = sl.Locks(engine)
-    with locks.exclusive("before"):
+    with locks.exclusive(key):
         pass
-    closing, connected, forked = threading.Event(), threading.Event(), threading.Event()
-
-    @sa.event.listens_for(engine, "close")
-    def close(*_):
-        if not connected.is_set():
-            closing.set()
-            assert connected.wait(60)
-
-    def use():
-        assert closing.wait(60)
-        with engine.connect() as connection:
-            connection.exec_driver_sql("SELECT 1").all()
-            connected.set()
-            assert forked.wait(60)
-
-    counts = []
-    user = threading.Thread(target=use)
-    user.start()
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
-    counts.append(engine.pool.checkedout())
-    forked.set()
-    user.join()
-    counts.append(engine.pool.checkedout())
-    print(*counts, flush=True)
-    child = os.fork()
-    if child == 0:
-        try:
-            with locks.exclusive("k", timeout=5):
-                print("held", flush=True)
-        except sl.LockError as error:
-            print(type(error).__name__, flush=True)
-        os._exit(0)
-    os.waitpid(child, 0)
-"""
-
-
-def test_a_connection_that_is_made_at_a_fork_is_counted_by_its_pool(tmp_path: Path) -> None:
-    """Otherwise the pool would look in use for ever, and no later fork would close the file."""
-    install(f"sqlite:///{tmp_path / 'app.db'}")
-    assert run(CONNECTING, f"sqlite:///{tmp_path / 'app.db'}") == ["1 0", "held"]
-
-
-AIOSQLITE = """
-    import asyncio, multiprocessing, sys
-    from sqlalchemy.ext.asyncio import create_async_engine
-    import sqlalchemy_locks as sl
-
-    engine = create_async_engine(sys.argv[1])
-    locks = sl.AsyncLocks(engine)
-
-    async def hold():
-        async with locks.exclusive("k", timeout=5):
-            pass
+    witness = os.path.join(tempfile.mkdtemp(), "inside")
 
     def child():
-        try:
-            asyncio.run(hold())
-        except sl.Unsupported as error:
-            print("dispose of the file's engines before the fork" in str(error), flush=True)
+        for _ in range(30):
+            with locks.exclusive(key, timeout=60):
+                os.close(os.open(witness, os.O_CREAT | os.O_EXCL))
+                os.unlink(witness)
 
-    def fork():
-        process = multiprocessing.get_context("fork").Process(target=child)
-        process.start()
-        process.join()
-
-    async def main():
-        await hold()
-        fork()
-        await hold()
-        await engine.dispose()
-
-    asyncio.run(main())
+    context = multiprocessing.get_context("fork")
+    children = [context.Process(target=child) for _ in range(4)]
+    for each in children:
+        each.start()
+    for each in children:
+        each.join()
+    with locks.exclusive(key):
+        pass
+    print([each.exitcode for each in children])
 """
 
 
-def test_a_child_with_an_inherited_aiosqlite_connection_is_refused(tmp_path: Path) -> None:
-    install(f"sqlite:///{tmp_path / 'app.db'}")
-    assert run(AIOSQLITE, f"sqlite+aiosqlite:///{tmp_path / 'app.db'}") == ["True"]
+@pytest.mark.parametrize(
+    ("name", "pool"),
+    [("postgresql15", "QueuePool"), ("postgresql15", "AssertionPool"), ("mysql", "QueuePool"), ("sqlite", "QueuePool")],
+)
+def test_children_of_a_process_with_open_connections_exclude_each_other(servers: Any, name: str, pool: str) -> None:
+    assert run(CHILDREN, installed(servers, name), unused("forks"), pool) == ["[0, 0, 0, 0]"]
 
 
 #: the selector of the parent's event loop is shared: a child that collects the parent's connections must not change it
@@ -273,44 +154,7 @@ COLLECTED = """
 
 @pytest.mark.parametrize(
     ("name", "driver"),
-    [("postgresql15", "asyncpg"), ("postgresql15", "psycopg"), ("mysql", "aiomysql"), ("mysql", "asyncmy")],
+    [("postgresql15", "asyncpg"), ("postgresql15", "psycopg"), ("mysql", "aiomysql")],
 )
 def test_a_parents_event_loop_hears_its_sockets_after_a_fork(servers: Any, name: str, driver: str) -> None:
     assert run(COLLECTED, installed(servers, name, driver), unused()) == ["0 None"]
-
-
-POOLS = """
-    import os, sys
-    import sqlalchemy as sa
-    import sqlalchemy_locks as sl
-    from sqlalchemy.pool import AssertionPool, QueuePool
-
-    class Own(AssertionPool):
-        pass
-
-    engine = sa.create_engine(sys.argv[1], poolclass={"AssertionPool": AssertionPool, "Own": Own}[sys.argv[3]])
-    locks = sl.Locks(engine)
-    with locks.exclusive(sys.argv[2]):
-        pass
-    (told, tell), (ended, end) = os.pipe(), os.pipe()
-    child = os.fork()
-    if child == 0:
-        with locks.exclusive(sys.argv[2]):
-            os.write(tell, b".")
-            os.read(ended, 1)
-        os._exit(0)
-    os.read(told, 1)
-    try:
-        with locks.exclusive(sys.argv[2], timeout=1):
-            print("both hold it")
-    except sl.LockTimeout:
-        print("locked")
-    os.write(end, b".")
-    print(os.waitpid(child, 0)[1])
-"""
-
-
-@pytest.mark.parametrize("pool", ["AssertionPool", "Own"])
-@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
-def test_every_kind_of_pool_is_replaced_in_a_child(servers: Any, name: str, pool: str) -> None:
-    assert run(POOLS, installed(servers, name), unused(), pool) == ["locked", "0"]

@@ -9,7 +9,6 @@ import logging
 import pickle
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -229,116 +228,6 @@ def test_failing_log_handler_loses_no_lock(engine_to: MakeEngine) -> None:
     assert locks.once_per(key, every=3600)
     with locks.lease(key, ttl=3600) as grant:
         grant.check()
-
-
-# forks
-
-FORKED = """
-    import os, sys
-    from sqlalchemy import create_engine, text
-    import sqlalchemy_locks as sl
-
-    def free():
-        engine = create_engine(sys.argv[1])
-        try:
-            with engine.connect() as connection, connection.begin():
-                return connection.scalar(sl.lock.try_exclusive(sys.argv[2]))
-        finally:
-            engine.dispose()
-
-    engine = create_engine(sys.argv[1])
-    locks = sl.Locks(engine)
-    child = None
-    try:
-        with locks.exclusive(sys.argv[2]) as held:
-            held.session.execute(text("SELECT 1"))
-            held.session.execute(sl.Mutex().create(sys.argv[2]))
-            child = os.fork()
-            if not child:
-                seen_events = [held.lost]
-                try:
-                    held.check()
-                except sl.LockLost:
-                    seen_events.append("check")
-                engine.dispose(close=False)
-                try:
-                    with locks.exclusive(sys.argv[2], timeout=0):
-                        seen_events.append("two holders")
-                except sl.LockTimeout:
-                    seen_events.append("waits as others do")
-                except sl.Unsupported:
-                    seen_events.append("is refused")
-                print(*seen_events, flush=True)
-                if sys.argv[3] == "raises":
-                    raise KeyError("the child's")
-            else:
-                os.waitpid(child, 0)
-                held.check()
-                print(held.lost, free(), flush=True)
-    except (sl.LockLost, KeyError) as error:
-        print(type(error).__name__, flush=True)
-    if child:
-        print(free(), locks.run(sl.Mutex().acquire(sys.argv[2])), flush=True)
-"""
-
-
-@pytest.mark.parametrize(("name", "how"), [*((name, "ends") for name in ENGINES), ("postgresql15", "raises")])
-def test_fork_leaves_the_block_of_its_parent_intact(servers: Any, name: str, how: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(FORKED), installed(servers, name), unused("fork"), how],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert ran.stdout.splitlines() == [
-        # in the child SQLite would believe, for ever, that the file is locked by another one
-        "True check is refused" if name == "sqlite" else "True check waits as others do",
-        "LockLost" if how == "ends" else "KeyError",
-        "False False",
-        "True True",
-    ], ran.stderr
-
-
-#: Children of a process that has used its engine: on one of its connections, two would hold the same lock.
-CHILDREN = """
-    import multiprocessing, os, sys, tempfile
-    from sqlalchemy import create_engine
-    import sqlalchemy_locks as sl
-
-    url, key = sys.argv[1:]
-    engine = create_engine(url)
-    locks = sl.Locks(engine)
-    with locks.exclusive(key):
-        pass
-    witness = os.path.join(tempfile.mkdtemp(), "inside")
-
-    def child():
-        for _ in range(30):
-            with locks.exclusive(key, timeout=60):
-                os.close(os.open(witness, os.O_CREAT | os.O_EXCL))
-                os.unlink(witness)
-
-    context = multiprocessing.get_context("fork")
-    children = [context.Process(target=child) for _ in range(4)]
-    for each in children:
-        each.start()
-    for each in children:
-        each.join()
-    with locks.exclusive(key):
-        pass
-    print([each.exitcode for each in children], engine.pool.checkedin())
-"""
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_children_of_a_process_with_open_connections_exclude_each_other(servers: Any, name: str) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(CHILDREN), installed(servers, name), unused("forks")],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert ran.stdout.strip() == "[0, 0, 0, 0] 1", ran.stderr[-2000:]
 
 
 # sessions

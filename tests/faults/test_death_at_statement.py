@@ -247,22 +247,6 @@ def exclusive(way: Way) -> tuple[Act, Judge]:
 
 
 @case
-def exclusive_tried(way: Way) -> tuple[Act, Judge]:
-    key, inside = unused(), []
-
-    def act(locks: Any) -> None:
-        with locks.exclusive(key, timeout=0):
-            inside.append(True)
-
-    def judge(said: Said) -> None:
-        assert inside == [True]
-        assert said.lost or said.done() is None
-        free(way, key)
-
-    return act, judge
-
-
-@case
 def exclusive_refused(way: Way) -> tuple[Act, Judge]:
     key = unused()
     holder = way.other.connect()
@@ -446,22 +430,6 @@ def mutex_create(way: Way) -> tuple[Act, Judge]:
 
 
 @case
-def mutex_capture(way: Way) -> tuple[Act, Judge]:
-    name = unused("queue")
-    way.direct.run(mutex.create("a", "b", queue=name))
-
-    def judge(said: Said) -> None:
-        acquired = sum(row.acquired for row in way.of("task_state", queue_id=name))
-        if said.unknown:
-            assert way.commits
-            assert acquired in (0, 2)
-        else:
-            assert (said.done(), acquired) == (["a", "b"], 2)
-
-    return lambda locks: locks.run(mutex.capture(2, queue=name)), judge
-
-
-@case
 def mutex_set_retries(way: Way) -> tuple[Act, Judge]:
     id = unused("mutex")
     way.direct.run(mutex.create(id))
@@ -493,17 +461,6 @@ def once_per_first_use(way: Way) -> tuple[Act, Judge]:
     def judge(said: Said) -> None:
         assert said.done() is True
         assert [row.fence for row in way.of("task_timeout", id=id)] == [1]
-
-    return lambda locks: locks.once_per(id, every=3600), judge
-
-
-@case
-def once_per_not_due(way: Way) -> tuple[Act, Judge]:
-    id = unused("timeout")
-    assert way.direct.once_per(id, every=3600) is True
-
-    def judge(said: Said) -> None:
-        assert said.done() is False
 
     return lambda locks: locks.once_per(id, every=3600), judge
 
@@ -555,14 +512,6 @@ def semaphore_of_what_expired(way: Way) -> tuple[Act, Judge]:
         assert held(way.other, name) == 1
 
     return lambda locks: locks.acquire({name: 1}, timeout=PATIENCE), judge
-
-
-@case
-def semaphore_unknown(way: Way) -> tuple[Act, Judge]:
-    def judge(said: Said) -> None:
-        assert isinstance(said.error, sl.UnknownSemaphore), repr(said.error)
-
-    return lambda locks: locks.acquire({unused("never made"): 1}), judge
 
 
 @case
@@ -721,24 +670,6 @@ def sweep(way: Way) -> tuple[Act, Judge]:
     return lambda locks: locks.sweep(alive=lambda owners: [owner for owner in owners if owner != "dead"]), judge
 
 
-@case
-def semaphore_clean(way: Way) -> tuple[Act, Judge]:
-    name, ident = room(way), unused("job")
-    way.direct.acquire({name: 1}, external_id=ident)
-    way.direct.release(ident)
-
-    def act(locks: Any) -> Any:
-        locks.run(sl.semaphore.clean(older_than=0))
-        return locks.run(sl.semaphore.clean_history(older_than=0))
-
-    def judge(said: Said) -> None:
-        assert isinstance(said.done(), int)
-        assert way.of("permit_request", external_id=ident) == []
-        assert capacities(way, name) == []
-
-    return act, judge
-
-
 # captures, queues, and the rest
 
 
@@ -858,11 +789,6 @@ def queue_complete(way: Way) -> tuple[Act, Judge]:
 @case
 def queue_fail(way: Way) -> tuple[Act, Judge]:
     return settled(way, lambda job: queue.fail(job, error="mine", retry_in=30), lambda row: row.error == "mine")
-
-
-@case
-def queue_heartbeat(way: Way) -> tuple[Act, Judge]:
-    return settled(way, queue.heartbeat, lambda row: row.heartbeat_at is not None)
 
 
 @case

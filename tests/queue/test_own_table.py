@@ -230,6 +230,8 @@ def test_an_entity_keeps_its_claim_after_an_async_commit(servers: Servers, name:
 def test_entities_show_what_was_reported_of_them(servers: Servers, name: str) -> None:
     engine = create_engine(servers.fresh(name, PLAIN[name]), poolclass=NullPool)
     Base.metadata.create_all(engine)
+    if name == "sqlite":
+        sl.sqlite.begin_immediate(engine)
     with Session(engine) as session:
         session.execute(mails.put(1, 2, 3, 4))
         done, failed, released, beaten = session.scalars(mails.capture(4)).all()

@@ -24,6 +24,8 @@ def bound_of(engine: Engine, name: str) -> int | None:
 def test_random_walk_grants_exactly_what_fits(name: str, engine_to: MakeEngine) -> None:
     """Grants, releases, denials, rollbacks and resizes of one client; the bound never is too low."""
     engine, chance = engine_to(name), random.Random(name)
+    if name == "sqlite":
+        sl.sqlite.begin_immediate(engine)
     locks, capacity = sl.Locks(engine), 12
     sem, grants = made(engine, capacity), list[sl.Grant]()
     for _ in range(120):
