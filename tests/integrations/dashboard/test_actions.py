@@ -14,6 +14,7 @@ from sqlalchemy import event, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
+from starlette.requests import Request
 from sqlalchemy_locks.integrations import dashboard
 from sqlalchemy_locks.integrations.dashboard import auth as guards
 from sqlalchemy_locks.integrations.dashboard import queries
@@ -25,7 +26,7 @@ Make = Callable[..., str]
 QUEUE = sl.Queue()
 
 
-def alice(request: dashboard.Request) -> str:
+def alice(request: Request) -> str:
     return "alice"
 
 
@@ -287,11 +288,11 @@ def test_visitor_without_a_name_may_act(door_to: MakeDoor, semaphore: Make, audi
     assert "a visitor without a name" in "".join(audit())
 
 
-async def later_yes(request: dashboard.Request) -> str:
+async def later_yes(request: Request) -> str:
     return "alice"
 
 
-async def later_no(request: dashboard.Request) -> bool:
+async def later_no(request: Request) -> bool:
     return False
 
 
@@ -313,7 +314,7 @@ def test_wsgi_refuses_coroutine_callbacks(door_to: MakeDoor) -> None:
 def test_view_denies_the_page(door: str, door_to: MakeDoor, semaphore: Make) -> None:
     name = semaphore()
 
-    def view(request: dashboard.Request) -> bool:
+    def view(request: Request) -> bool:
         assert (request.environ is None) == (door != "wsgi")
         assert (request.scope is None) == (door == "wsgi")
         return request.headers.get("x-staff") == "yes" and request.cookies.get("session") == "s3"

@@ -199,7 +199,7 @@ def test_options_are_checked(databases: Databases) -> None:
 
 
 def test_callback_exceptions_reach_the_app(door: str, door_to: MakeDoor) -> None:
-    def ask(request: dashboard.Request) -> bool:
+    def ask(request: Request) -> bool:
         raise PermissionError(request.path)
 
     with pytest.raises(PermissionError, match="/live"):
