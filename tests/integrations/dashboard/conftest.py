@@ -9,16 +9,16 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import a2wsgi
-from a2wsgi import ASGIMiddleware
 import httpx
 import pytest
+from a2wsgi import ASGIMiddleware
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations import dashboard
 from tests.conftest import PLAIN, Servers, install
-from tests.fixtures.parties import connected, unused, until
+from tests.fixtures.parties import connected, until, unused
 from tests.integrations.dashboard.chromium import Chromium, chromium
 
 ENGINES = ("sqlite", "postgresql15", "mysql", "mariadb")
@@ -131,7 +131,7 @@ def door_to(databases: Callable[[str], tuple[str, str]]) -> Iterator[MakeDoor]:
     """``door_to("sqlite", "asgi", authorize=...)``."""
     with ExitStack() as opened:
 
-        def make(engine: str = "sqlite", door: str = "wsgi", **options: Any) -> Door:
+        def make(engine: str = "sqlite", door: str = "thread", **options: Any) -> Door:
             made = Door(door, *databases(engine), **options)
             opened.callback(made.close)
             return made

@@ -12,7 +12,7 @@ from sqlalchemy import NullPool, create_engine, insert, select, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.integrations.dashboard import filters, queries
+from sqlalchemy_locks.integrations.dashboard import queries, views
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import connected, unused
 from tests.integrations.dashboard.conftest import ENGINES, Door, MakeDoor
@@ -63,7 +63,7 @@ def parsed(page: str) -> Tags:
 def test_hostile_names_are_escaped(engine: str, servers: Servers) -> None:
     url = servers.fresh(engine, PLAIN[engine])
     install(url)
-    page = Door("wsgi", url, "", authorize=lambda request: HOSTILE[0], secret="s", title=HOSTILE[0])
+    page = Door("thread", url, "", authorize=lambda request: HOSTILE[0], secret="s", title=HOSTILE[0])
     try:
         plain = parsed(page.text())
         for name in HOSTILE:
@@ -133,7 +133,7 @@ def test_ten_thousand_holders_are_limited(servers: Servers) -> None:
             connection.execute(sl.Queue().put(1))
             state = {"acquired": True, "owner": "o" * 255}
             connection.execute(insert(tables.task_state), [{"id": f"{n:0250}", **state} for n in range(900)])
-    page = Door("wsgi", url, "", authorize=lambda request: True, secret="s")
+    page = Door("thread", url, "", authorize=lambda request: True, secret="s")
     try:
         whole, live = page.text(), page.text("/live")
         assert "… and 9,990 more" in whole
@@ -149,7 +149,7 @@ def test_ten_thousand_holders_are_limited(servers: Servers) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_page_without_installation(engine: str, servers: Servers) -> None:
-    page = Door("wsgi", servers.fresh(engine, PLAIN[engine]), "")
+    page = Door("thread", servers.fresh(engine, PLAIN[engine]), "")
     try:
         text = page.text()
         assert text.count("not in this database") >= 5
@@ -166,7 +166,7 @@ def test_part_that_is_not_installed(servers: Servers) -> None:
         for table in ("semaphore", "permit", "permit_request", "semaphore_history"):
             connection.exec_driver_sql(f"DROP TABLE lock_{table}")
         connection.execute(sl.Queue().put(1, queue="still there"))
-    page = Door("wsgi", url, "")
+    page = Door("thread", url, "")
     try:
         text = page.text()
         assert "not in this database" in text
@@ -187,7 +187,7 @@ def test_part_without_privilege(servers: Servers, door_to: MakeDoor, semaphore: 
         for table in ("semaphore", "permit", "permit_request", "semaphore_history", "installed"):
             connection.execute(text(f"GRANT SELECT ON lock.{table} TO {role}"))
     url = admin.url.set(username=role, password="looks").render_as_string(hide_password=False)
-    page = Door("wsgi", url, "")
+    page = Door("thread", url, "")
     try:
         answer = page.text()
         assert name in answer
@@ -215,7 +215,7 @@ def test_password_is_never_shown(door_to: MakeDoor) -> None:
     password = str(page.locks._engine.url.password)
     url = page.locks._engine.url.set(password="s3cr3t-of-the-page", query={"options": "-c search_path=sss"})
     assert password
-    refused = Door("wsgi", url.render_as_string(hide_password=False), "")
+    refused = Door("thread", url.render_as_string(hide_password=False), "")
     try:
         answer = refused.get()
     finally:
@@ -232,9 +232,8 @@ def test_page_in_another_schema_or_prefix(servers: Servers) -> None:
     ):
         url = servers.fresh(engine, PLAIN[engine])
         install(url, schema="others", prefix="others_")
-        page = Door("wsgi", url, "")
+        page = Door("thread", url, "")
         try:
-            page.locks = page.locks  # the door's own has no options
             placed = sl.Locks(create_engine(url, poolclass=NullPool, execution_options=options))
             placed.run(sl.semaphore.create("placed", 1))
             look = queries.read_all(placed)
@@ -256,9 +255,9 @@ def test_unknown_semaphore_is_404_or_500(name: str, door: str, door_to: MakeDoor
 
 
 def test_number_and_name_filters() -> None:
-    assert filters.short("a" * 48) == "a" * 48
-    assert filters.short("a" * 49) == "a" * 47 + "…"
-    assert filters.number(1234567) == "1,234,567"
+    assert views.short("a" * 48) == "a" * 48
+    assert views.short("a" * 49) == "a" * 47 + "…"
+    assert views.number(1234567) == "1,234,567"
 
 
 def test_closed_and_overfull_semaphore(door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
@@ -283,7 +282,7 @@ def test_overdue_maintenance_is_shown(servers: Servers) -> None:
         assert not any(row["late"] for row in queries.read_all(locks).maintenance.rows)
         with engine.begin() as connection:
             connection.execute(table.update().values(ts=0))
-        page = Door("wsgi", url, "")
+        page = Door("thread", url, "")
         try:
             assert "They are not being run" in page.text()
         finally:
