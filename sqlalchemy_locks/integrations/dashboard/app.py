@@ -8,7 +8,7 @@ import os
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
 from sqlalchemy_locks.integrations import missing
 
@@ -129,7 +129,7 @@ def asgi(
     ]
     if authorize is not None:
         routes += [Route(f"/{name}", functools.partial(page.act, name), methods=["POST"]) for name in ACTIONS]
-    middleware = [Middleware(_SafeHeaders)]
+    middleware = [Middleware(_Outermost)]
     if hosts is not None:
         middleware.append(Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts), www_redirect=False))
     if view is None:
@@ -160,24 +160,34 @@ def wsgi(locks: Locks | Callable[[], Locks], **options: Unpack[Options]) -> WSGI
     app: Any = asgi(_getter(locks, _check_synchronous), **options)
 
     @functools.cache
-    def middleware(process: int) -> WSGI:
+    def bridge(process: int) -> WSGI:
         # it starts a thread, which a fork would not have
-        bridge: Any = a2wsgi.ASGIMiddleware(app)
-        return bridge  # type: ignore[no-any-return]
+        return cast("WSGI", a2wsgi.ASGIMiddleware(app))
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
-        return middleware(os.getpid())(environ, start_response)
+        try:
+            # the bridge never ends an answer that isn't read to its end, as when the client has disconnected
+            body = b"".join(bridge(os.getpid())(environ, start_response))
+        except UnicodeError:
+            start_response("400 Bad Request", [("Content-Type", "text/plain")])
+            body = b"The path is not UTF-8."
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
     return application
 
 
-class _SafeHeaders:
-    """Add headers to every response: nothing inline or from elsewhere, no frames, nothing stored."""
+class _Outermost:
+    """Complete the path of every request, and add headers to its response: nothing inline, no frames, nothing stored."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        root, app_root = scope.get("root_path", ""), scope.get("app_root_path", "")
+        if app_root and not f"{scope['path']}/".startswith(f"{root}/"):
+            # of a proxy that strips a prefix, which FastAPI(root_path=...) names
+            scope = {**scope, "path": app_root + scope["path"]}
+
         async def send_safe(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
