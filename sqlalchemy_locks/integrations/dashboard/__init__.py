@@ -10,6 +10,11 @@ see it, unless ``view=`` denies it.
 
 from __future__ import annotations
 
-from sqlalchemy_locks.integrations.dashboard.app import asgi, wsgi
+from sqlalchemy_locks.integrations import missing
+
+try:
+    from sqlalchemy_locks.integrations.dashboard.app import asgi, wsgi
+except ModuleNotFoundError as error:
+    raise missing("dashboard", error) from error
 
 __all__ = ["asgi", "wsgi"]

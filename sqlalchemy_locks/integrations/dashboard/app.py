@@ -10,17 +10,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, cast
 
-from sqlalchemy_locks.integrations import missing
-
-try:
-    import a2wsgi
-    import itsdangerous as _itsdangerous  # noqa: F401
-    import jinja2 as _jinja2  # noqa: F401
-    import python_multipart as _python_multipart  # noqa: F401  # Starlette reads forms with it
-    from starlette.applications import Starlette
-except ModuleNotFoundError as error:
-    raise missing("dashboard", error) from error
-
+import a2wsgi
+from starlette.applications import Starlette
 from starlette.datastructures import MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -177,7 +168,7 @@ def wsgi(locks: Locks | Callable[[], Locks], **options: Unpack[Options]) -> WSGI
 
 
 class _Outermost:
-    """Complete the path of every request, and add headers to its response: nothing inline, no frames, nothing stored."""
+    """Complete the path of each request, and add the headers of ``_SAFE`` to its response."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

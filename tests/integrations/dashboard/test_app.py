@@ -274,12 +274,6 @@ def test_callback_exceptions_are_answered(door: str, door_to: MakeDoor) -> None:
         assert "content-security-policy" in answer.headers
 
 
-def test_title_and_refresh_options(door_to: MakeDoor) -> None:
-    text = door_to(title="Locks of <shop>", refresh=2.5).text()
-    assert "<h1>Locks of &lt;shop&gt;</h1>" in text
-    assert 'data-refresh="2.5"' in text
-
-
 def test_other_hosts_are_refused(door: str, door_to: MakeDoor) -> None:
     page = door_to(door=door, hosts=["app.example.org"])
     for host in ("app.example.org", "APP.example.org:8443"):

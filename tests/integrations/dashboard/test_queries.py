@@ -100,13 +100,6 @@ def test_completed_jobs_are_counted_newest_first(engine: Engine) -> None:
     assert locks.run(activity.completed(0.001, 10)) == []
 
 
-def test_capped_count_shows_its_minutes(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(overview, "COUNT_LIMIT", 20)
-    lately = queries.read_all(sl.Locks(engine)).lately.rows
-    assert (lately["total"], lately["capped"]) == (20, True)
-    assert lately["since"] < 60
-
-
 def test_mutexes_timeouts_maintenance_changes(engine: Engine) -> None:
     look = queries.read_all(sl.Locks(engine))
     assert [(row["id"], row["queue"], row["owner"]) for row in look.mutexes.rows] == [

@@ -12,7 +12,7 @@ from sqlalchemy import NullPool, create_engine, insert, select, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.integrations.dashboard import queries, views
+from sqlalchemy_locks.integrations.dashboard import queries
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import connected, unused
 from tests.integrations.dashboard.conftest import ENGINES, Door, MakeDoor
@@ -40,12 +40,14 @@ class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
+        self.scripts = 0
         self.attributes: set[str] = set()
         self.values: list[str] = []
         self.words: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.names.add(tag)
+        self.scripts += tag == "script"
         self.attributes |= {name for name, _ in attrs}
         self.values += [value for _, value in attrs if value]
 
@@ -74,25 +76,9 @@ def test_hostile_names_are_escaped(engine: str, servers: Servers) -> None:
             with page.locks._engine.begin() as connection:
                 connection.execute(sl.Queue().put(1, queue=name))
         tags = parsed(page.text())
-        # not a tag, nor an attribute, that wouldn't be there for names that are tame
-        assert tags.names - plain.names <= {"form", "input", "button", "details", "summary", "label", "rect", "td"} | {
-            "table",
-            "thead",
-            "tbody",
-            "tr",
-            "th",
-            "caption",
-            "bdi",
-            "h3",
-            "a",
-            "li",
-            "strong",
-            "span",
-            "svg",
-        }
-        assert {"onerror", "style"}.isdisjoint(tags.attributes)
-        assert "img" not in tags.names
-        assert tags.names.isdisjoint({"style"})
+        assert tags.names.isdisjoint({"img", "style"})
+        assert tags.scripts == plain.scripts == 1
+        assert tags.attributes.isdisjoint({"onerror", "style"})
         told = " ".join(tags.words)
         assert HOSTILE[0] in told
         assert "{{ 7 * 7 }}" in told
@@ -159,23 +145,6 @@ def test_page_without_installation(engine: str, servers: Servers) -> None:
         page.close()
 
 
-def test_part_that_is_not_installed(servers: Servers) -> None:
-    url = servers.fresh("sqlite", "pysqlite")
-    install(url)
-    with connected(url) as engine, engine.begin() as connection:
-        for table in ("semaphore", "permit", "permit_request", "semaphore_history"):
-            connection.exec_driver_sql(f"DROP TABLE lock_{table}")
-        connection.execute(sl.Queue().put(1, queue="still there"))
-    page = Door("thread", url, "")
-    try:
-        text = page.text()
-        assert "not in this database" in text
-        assert "still there" in text
-        assert "could not be read" not in text
-    finally:
-        page.close()
-
-
 def test_part_without_privilege(servers: Servers, door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
     """A role that may read some of it sees that."""
     name = semaphore("postgresql15")
@@ -200,14 +169,6 @@ def test_part_without_privilege(servers: Servers, door_to: MakeDoor, semaphore: 
         with admin.begin() as connection:
             connection.execute(text(f"DROP OWNED BY {role}"))
             connection.execute(text(f"DROP ROLE {role}"))
-
-
-def test_sqlite_path_is_shortened(door_to: MakeDoor) -> None:
-    page = door_to()
-    file = page.locks._engine.url.database
-    assert file is not None
-    assert file.startswith("/")
-    assert queries.read_all(page.locks).short_place == file
 
 
 def test_password_is_never_shown(door_to: MakeDoor) -> None:
@@ -252,12 +213,6 @@ def test_unknown_semaphore_is_404_or_500(name: str, door: str, door_to: MakeDoor
         assert answer.status_code == 200
         assert "There is no such semaphore" in answer.text
         assert "<b>" not in answer.text
-
-
-def test_number_and_name_filters() -> None:
-    assert views.short("a" * 48) == "a" * 48
-    assert views.short("a" * 49) == "a" * 47 + "…"
-    assert views.number(1234567) == "1,234,567"
 
 
 def test_closed_and_overfull_semaphore(door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
