@@ -157,7 +157,7 @@ async def _read_form(request: Request) -> dict[str, str]:
             raise HTTPException(413, "The request is too long.")
         return message
 
-    async with Request(request.scope, receive).form(max_files=0) as form:
+    async with Request(request.scope, receive).form(max_files=0, max_fields=20) as form:
         return {name: value for name, value in form.items() if isinstance(value, str)}
 
 
