@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 from sqlalchemy import Engine, create_engine
 
 import sqlalchemy_locks as sl
@@ -25,6 +26,7 @@ from sqlalchemy_locks.admin import overview
 from sqlalchemy_locks.cli.connect import AppDatabaseUrl, Database
 from sqlalchemy_locks.cli.status import _read as read_status
 from sqlalchemy_locks.integrations.dashboard import queries
+from sqlalchemy_locks.integrations.dashboard.serving import served
 from tests import servers
 from tests.conftest import PLAIN, install
 from tests.fixtures.crowd import crowd
@@ -90,7 +92,9 @@ def report(engine: Engine) -> None:
     for name, read in parts.items():
         measure(name, lambda read=read: overview.read_part(locks, read))  # type: ignore[misc]
     measure("engine and schema", lambda: queries.facts(locks))
-    measure("page", lambda: queries.read_all(locks), must=MUST)
+    measure("queries of the page", lambda: queries.read_all(locks))
+    with served(locks) as address, httpx.Client(timeout=60) as client:
+        measure("page", lambda: client.get(f"{address}live").raise_for_status(), must=MUST)
     database = Database(engine, AppDatabaseUrl.of(engine), time.sleep)
     measure("status", lambda: read_status(database, 20), must=MUST)
 

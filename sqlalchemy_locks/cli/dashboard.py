@@ -29,8 +29,8 @@ def page(screen: Screen, database: Database, port: int) -> None:
       sqlalchemy-locks page
       sqlalchemy-locks page --port 0 --json
     """
-    if find_spec("jinja2") is None:
-        raise click.UsageError("The page needs Jinja2: pip install 'sqlalchemy-locks[cli,dashboard]'.")
+    if find_spec("starlette") is None or find_spec("uvicorn") is None:
+        raise click.UsageError("The page needs Starlette and uvicorn: pip install 'sqlalchemy-locks[cli,dashboard]'.")
     location = database.location
     if location.url.get_dialect().is_async:
         driver = location.url.drivername

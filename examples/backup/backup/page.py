@@ -11,19 +11,19 @@ from sqlalchemy_locks.integrations import dashboard
 
 from .settings import settings
 
-basic = HTTPBasic()  # raises 401 without a password; FastAPI answers what a callback raises
+basic = HTTPBasic()  # raises 401 without a password; the page answers with the HTTPException of a callback
 
 
-async def operator(request: dashboard.Request) -> str:
+async def operator(request: Request) -> str:
     """Return the visitor's name, or refuse a wrong password."""
-    given = await basic(Request(dict(request.scope or {})))
-    assert given is not None
-    if not secrets.compare_digest(f"{given.username}:{given.password}".encode(), settings.locks_admin.encode()):
+    login = await basic(request)
+    assert login is not None
+    if not secrets.compare_digest(f"{login.username}:{login.password}".encode(), settings.locks_admin.encode()):
         raise HTTPException(401, "that is not the password", {"WWW-Authenticate": "Basic"})
-    return given.username
+    return login.username
 
 
-async def seen_by(request: dashboard.Request) -> bool:
+async def seen_by(request: Request) -> bool:
     return bool(await operator(request))
 
 

@@ -21,7 +21,7 @@ Action = Callable[[Locks, Mapping[str, str], str, Mapping[str, OwnTable]], str]
 
 #: how many jobs one click requeues
 BATCH = 1000
-#: the log of actions; see :func:`_write`
+#: the log of actions; warnings, which Python writes to standard error where the app has configured no handler
 AUDIT = logging.getLogger("sqlalchemy_locks.audit")
 _RELEASED = {
     Released.RELEASED: "Released {!r}",
@@ -97,21 +97,10 @@ def subject(form: Mapping[str, str]) -> str:
 
 def log_done(name: str, who: str, message: str) -> None:
     """Log an action."""
-    _write("page: %s by %r: %s", name, who, message)
+    AUDIT.warning("page: %s by %r: %s", name, who, message)
 
 
 def log_refused(name: str, who: str | None, why: str, form: Mapping[str, str]) -> None:
     """Log an action that was refused or failed."""
     fields = {field: value[:300] for field, value in form.items() if field != "token"}
-    _write("page: %s by %r refused: %s %r", name, who, escape_unprintable(why), fields)
-
-
-def _write(message: str, *values: object) -> None:
-    """Log to ``AUDIT``; to standard error where the app has configured no handler that would keep it."""
-    if AUDIT.hasHandlers():
-        AUDIT.warning(message, *values)
-    elif AUDIT.isEnabledFor(logging.WARNING):
-        record = AUDIT.makeRecord(AUDIT.name, logging.WARNING, __file__, 0, message, values, None)
-        handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("%(asctime)s %(name)s: %(message)s"))
-        handler.handle(record)
+    AUDIT.warning("page: %s by %r refused: %s %r", name, who, escape_unprintable(why), fields)

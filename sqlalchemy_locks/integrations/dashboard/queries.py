@@ -22,7 +22,6 @@ from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import QUEUE, TASKS
-from sqlalchemy_locks.health import Finding
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.semaphore.queries import AGES
 from sqlalchemy_locks.sql.clock import utc
@@ -34,6 +33,7 @@ LEASES = 50
 UNFOLDED, _OPEN = 6, 12
 _LEVELS = ("over", "full", "busy", "")
 _MINUTES = int(overview.COMPLETED_WITHIN // 60)
+_FAILURES = (LockError, SQLAlchemyError, OSError)
 _log = logging.getLogger("sqlalchemy_locks")
 
 
@@ -82,10 +82,10 @@ def read_all(locks: Locks, of: str | None = None, own: Mapping[str, OwnTable] | 
     :param of: show only this semaphore, with many more of its holders.
     :raises SQLAlchemyError, OSError: when the database can't be reached.
     """
-    now = overview.instant(locks)
-    place = overview.display_url(locks)
-    lately, others = _section(locks, overview.completed), own or {}
+    now, place, tables = overview.instant(locks), overview.display_url(locks), own or {}
+    completed = _section(locks, overview.completed)
     semaphores, leases = _semaphores(locks, of, now)
+    timeouts = _limited(overview.timeouts, TIMEOUTS + len(TASKS))
     return Snapshot(
         now=now,
         engine=locks.engine_name,
@@ -93,33 +93,25 @@ def read_all(locks: Locks, of: str | None = None, own: Mapping[str, OwnTable] | 
         short_place=place.partition("://")[2].replace(":***@", "@").removeprefix("/") or place,
         semaphores=semaphores,
         leases=leases,
-        ages=_ages(_section(locks, overview.ages)),
-        queues=_queues(locks, now, lately, others),
-        lately=_lately(lately),
-        keys=_keys(_section(locks, overview.keys), now),
-        mutexes=_mutexes(_with_own(locks, _limited(overview.mutexes, MUTEXES), others, Mutex), now),
-        timeouts=_timeouts(_with_own(locks, _limited(overview.timeouts, TIMEOUTS + len(TASKS)), others, Timeout)),
-        maintenance=_maintenance(_section(locks, overview.maintenance)),
-        changes=_changes(_section(locks, overview.changes), now),
+        ages=_section(locks, overview.ages, _ages),
+        queues=_queues(locks, now, completed, tables),
+        lately=completed if completed.error is not None else _lately(completed),
+        keys=_section(locks, overview.keys, lambda section: _keys(section, now)),
+        mutexes=_mutexes(_with_own(locks, _limited(overview.mutexes, MUTEXES), tables, Mutex), now),
+        timeouts=_timeouts(_with_own(locks, timeouts, tables, Timeout)),
+        maintenance=_section(locks, overview.maintenance, _maintenance),
+        changes=_section(locks, overview.changes, lambda section: _with_ages(section, "changed_at", now)),
         of=of,
     )
 
 
-def _limited(read: Callable[..., Part], limit: int) -> Callable[..., Part]:
-    return lambda locks, *table: read(locks, limit, *table)
-
-
 def facts(locks: Locks) -> Section:
     """Return findings about the engine, its settings and the installation; slower than :func:`read_all`."""
-    found: list[Finding] = []
-    error = _attempt(lambda: found.extend(overview.findings(locks)))
     order = {"problem": 0, "warning": 1, "ok": 2}
-    return Section(rows=sorted(found, key=lambda each: order[each.level]), error=error)
-
-
-def sentence(error: BaseException) -> str:
-    """Return why a part can't be shown, as a sentence."""
-    return cause(error) if isinstance(error, LockError) else f"this could not be read: {cause(error)}"
+    try:
+        return Section(rows=sorted(overview.findings(locks), key=lambda finding: order[finding.level]))
+    except _FAILURES as error:
+        return Section(error=_sentence(error))
 
 
 def cause(error: BaseException) -> str:
@@ -131,36 +123,37 @@ def cause(error: BaseException) -> str:
     return f"{type(origin).__name__}: {message[:300]}"
 
 
-def _attempt(read: Callable[[], Any]) -> str | None:
-    """Return why a read failed, or ``None``."""
+def _sentence(error: Exception) -> str:
+    """Return why a part can't be shown, as a sentence."""
+    if isinstance(error, LockError):
+        return str(error)
+    _log.warning("page: a part could not be read", exc_info=error)
+    return f"this could not be read: {cause(error)}"
+
+
+def _section(
+    locks: Locks, read: Callable[[Locks], Part], shape: Callable[[Section], Section] = lambda section: section
+) -> Section:
+    """Read a part. :param shape: makes of its rows what the page shows, where it could be read."""
     try:
-        read()
-    except (LockError, SQLAlchemyError, OSError) as error:
-        if not isinstance(error, LockError):
-            _log.warning("page: a part could not be read", exc_info=error)
-        return sentence(error)
-    return None
-
-
-def _section(locks: Locks, read: Callable[[Locks], Part]) -> Section:
-    found: list[Part] = []
-    error = _attempt(lambda: found.append(overview.read_part(locks, read)))
-    if error is not None:
-        return Section(error=error)
-    (part,) = found
+        part = overview.read_part(locks, read)
+    except _FAILURES as error:
+        return Section(error=_sentence(error))
     if part.rows is None:
         return Section(error=str(part.error))
-    return Section(rows=part.rows, counts=part.counts, at_least=frozenset(part.at_least))
+    return shape(Section(rows=part.rows, counts=part.counts, at_least=frozenset(part.at_least)))
+
+
+def _limited(read: Callable[..., Part], limit: int) -> Callable[..., Part]:
+    return lambda locks, *table: read(locks, limit, *table)
 
 
 def _with_own(locks: Locks, read: Callable[..., Part], own: Mapping[str, OwnTable], kind: type[Any]) -> Section:
     """Read the shipped table and the app's own of a kind; each row's ``own`` is the name of its table."""
-
-    def reader(one: Any) -> Callable[[Locks], Part]:
-        return lambda locks: read(locks, one)
-
     sections: dict[str | None, Section] = {None: _section(locks, read)}
-    sections |= {name: _section(locks, reader(one)) for name, one in own.items() if isinstance(one, kind)}
+    for name, table in own.items():
+        if isinstance(table, kind):
+            sections[name] = _section(locks, lambda locks, table=table: read(locks, table))  # type: ignore[misc]
     if len(sections) == 1 and sections[None].error is not None:
         return sections[None]
     counts: Counter[str] = Counter()
@@ -174,59 +167,58 @@ def _with_own(locks: Locks, read: Callable[..., Part], own: Mapping[str, OwnTabl
     )
 
 
-def _cut(rows: list[Any], most: int, section: Section, total: int | None = None) -> Section:
-    """Return a section of the first rows. :param total: how many there are, where ``rows`` aren't all."""
-    shown = rows[:most]
-    return replace(section, rows=shown, more=max(0, (len(rows) if total is None else total) - len(shown)))
+def _cut(rows: list[Any], limit: int, section: Section, total: int) -> Section:
+    """Return a section of the first rows. :param total: how many there are."""
+    return replace(section, rows=rows[:limit], more=max(0, total - len(rows[:limit])))
 
 
 def _semaphores(locks: Locks, of: str | None, now: datetime) -> tuple[Section, Section]:
-    if of is None:
-        section = _section(locks, lambda locks: overview.semaphores(locks, SEMAPHORES))
-    else:
-        try:
-            section = _section(locks, lambda locks: overview.one_semaphore(locks, of))
-        except ValueError:  # what the URL says is no name
-            return Section(), Section()
+    try:
+        section = _section(
+            locks,
+            lambda locks: overview.semaphores(locks, SEMAPHORES) if of is None else overview.one_semaphore(locks, of),
+        )
+    except ValueError:  # what the URL says is no name
+        return Section(), Section()
     if section.error is not None:
         return section, section
-    leases = [row for row in section.rows if row["on_demand"]]
-    shown = [dict(row) for row in section.rows if not row["on_demand"]]
-    for row in shown:
-        row["used"], row["capacity"] = int(row["used"]), int(row["capacity"])
-        row["share"] = 1.0 if row["used"] >= row["capacity"] else row["used"] / row["capacity"]
-        row["level"] = "over" if row["used"] > row["capacity"] else "full" if row["share"] >= 1 else ""
-        row["level"] = row["level"] or ("busy" if row["share"] >= 0.8 else "")
+    leases = [{**row, "age": _age(utc(row["oldest_since"]), now)} for row in section.rows if row["on_demand"]]
+    rows = [_with_level(row) for row in section.rows if not row["on_demand"]]
     # the full first, then the nearly full; within each by name, so that the order rarely changes between refreshes
-    shown.sort(key=lambda row: (_LEVELS.index(row["level"]), row["level"] == "" and not row["used"], str(row["name"])))
-    held = Section()
-    if chosen := [row["id"] for row in shown if row["used"]]:
-        held = _section(locks, overview.holders(HOLDERS if of is None else HOLDERS_OF_ONE, chosen))
-    by_id: dict[int, list[Any]] = {}
-    for holder in held.rows:
-        by_id.setdefault(holder["semaphore_id"], []).append(holder)
-    seen = 0
-    for row in shown:
-        row["people"] = by_id.get(row["id"], [])
-        row["more"] = max(0, int(row["holders"]) - len(row["people"])) if held.error is None else 0
-        row["error"] = held.error
-        seen += len(row["people"])
-        row["open"] = of is not None or seen <= _OPEN
-    counts = section.counts
+    rows.sort(key=lambda row: (_LEVELS.index(row["level"]), row["level"] == "" and not row["used"], str(row["name"])))
+    _add_holders(locks, rows, of)
     return (
-        _cut(shown, SEMAPHORES, section, counts["semaphores"]),
-        _cut(
-            [{**row, "age": _age(utc(row["oldest_since"]), now)} for row in leases],
-            LEASES,
-            section,
-            counts.get("leases_held", 0),
-        ),
+        _cut(rows, SEMAPHORES, section, section.counts["semaphores"]),
+        _cut(leases, LEASES, section, section.counts.get("leases_held", 0)),
     )
 
 
+def _with_level(row: Mapping[str, Any]) -> dict[str, Any]:
+    used, capacity = int(row["used"]), int(row["capacity"])
+    share = 1.0 if used >= capacity else used / capacity
+    level = "over" if used > capacity else "full" if share >= 1 else "busy" if share >= 0.8 else ""
+    return {**row, "used": used, "capacity": capacity, "share": share, "level": level}
+
+
+def _add_holders(locks: Locks, rows: list[dict[str, Any]], of: str | None) -> None:
+    """Add the oldest holders to each row."""
+    used = [row["id"] for row in rows if row["used"]]
+    section = Section()
+    if used:
+        section = _section(locks, overview.holders(HOLDERS if of is None else HOLDERS_OF_ONE, used))
+    holders: dict[int, list[Any]] = {}
+    for holder in section.rows:
+        holders.setdefault(holder["semaphore_id"], []).append(holder)
+    shown = 0
+    for row in rows:
+        row["people"] = holders.get(row["id"], [])
+        row["more"] = max(0, int(row["holders"]) - len(row["people"])) if section.error is None else 0
+        row["error"] = section.error
+        shown += len(row["people"])
+        row["open"] = of is not None or shown <= _OPEN
+
+
 def _ages(section: Section) -> Section:
-    if section.error is not None:
-        return section
     (row,) = section.rows
     labels = [f"under {_label(AGES[0])}", *(f"{_label(a)} – {_label(b)}" for a, b in itertools.pairwise(AGES))]
     labels.append(f"{_label(AGES[-1])} and more")
@@ -240,70 +232,59 @@ def _label(seconds: int) -> str:
     return f"{seconds // 3600} h" if seconds >= 3600 else f"{seconds // 60} min"
 
 
-def _queues(locks: Locks, now: datetime, lately: Section, own: Mapping[str, OwnTable]) -> Section:
+def _queues(locks: Locks, now: datetime, completed: Section, own: Mapping[str, OwnTable]) -> Section:
     section = _with_own(locks, overview.queue_counts, own, Queue)
     if section.error is not None:
         return section
     done: Counter[str] = Counter()
-    for row in lately.rows:
+    for row in completed.rows:
         done[row["queue_id"]] += int(row["completed"])
-    known = {(row["own"], row["queue_id"]): dict(row) for row in section.rows}
-    counted = len(known)
+    queues = {(row["own"], row["queue_id"]): dict(row) for row in section.rows}
     none: dict[str, Any] = dict.fromkeys(("waiting", "scheduled", "running", "stalled", "dead"), 0)
     for name in done:
-        known.setdefault((None, name), {"queue_id": name, "own": None, "at_least": (), "paused": False, **none})
-    for row in known.values():
+        queues.setdefault((None, name), {"queue_id": name, "own": None, "at_least": (), "paused": False, **none})
+    for row in queues.values():
         row["late"] = _age(row.get("oldest"), now)
         # an app's own table may have no index to count them by
         row["done"] = done[row["queue_id"]] if row["own"] is None else None
-        row["well"] = int(row["running"]) - int(row["stalled"])
         table = None if row["own"] is None else own[row["own"]]
         row["pausable"] = not isinstance(table, Queue) or table._jobs.paused is not None
     # where there are too many, those whose jobs are the latest are shown; in an order that rarely changes
-    latest = sorted(known.values(), key=lambda row: (row["late"] is None, -(row["late"] or 0), row["queue_id"]))[
-        :QUEUES
-    ]
+    latest = sorted(queues.values(), key=lambda row: (row["late"] is None, -(row["late"] or 0), row["queue_id"]))
+    latest = latest[:QUEUES]
     latest.sort(key=lambda row: (not (row["dead"] or row["stalled"]), row["own"] or "", row["queue_id"]))
-    return _cut(latest, QUEUES, section, section.counts.get("queues", 0) + len(known) - counted)
+    only_done = len(queues) - len(section.rows)
+    return _cut(latest, QUEUES, section, section.counts.get("queues", 0) + only_done)
 
 
 def _lately(section: Section) -> Section:
-    if section.error is not None:
-        return section
     minutes = [0] * _MINUTES
     for row in section.rows:
         minutes[min(max(int(row["minute"]), 0), _MINUTES - 1)] += int(row["completed"])
     total = sum(minutes)
     # counted from the newest job backwards: the limit leaves out the oldest
     since = next((ago for ago in reversed(range(_MINUTES)) if minutes[ago]), 0) + 1
-    return Section(
-        rows={
-            "minutes": minutes[::-1],
-            "total": total,
-            "peak": max(minutes),
-            "capped": total >= overview.COUNT_LIMIT,
-            "since": since,
-        }
-    )
+    chart = {"minutes": minutes[::-1], "total": total, "peak": max(minutes), "since": since}
+    return Section(rows={**chart, "capped": total >= overview.COUNT_LIMIT})
 
 
 def _keys(section: Section, now: datetime) -> Section:
     rows = []
-    for held in section.rows:
-        one = {**held, "age": _age(held["since"], now), "more": max(0, len(held["waiting"]) - WAITERS)}
-        one["waiting"] = [{**each, "age": _age(each["since"], now)} for each in held["waiting"][:WAITERS]]
-        one["waiters"] = len(held["waiting"])
-        rows.append(one)
+    for holder in section.rows:
+        waiters = holder["waiting"]
+        row = {**holder, "age": _age(holder["since"], now), "waiters": len(waiters)}
+        row["more"] = max(0, len(waiters) - WAITERS)
+        row["waiting"] = [{**waiter, "age": _age(waiter["since"], now)} for waiter in waiters[:WAITERS]]
+        rows.append(row)
     # holders that others wait for come first
     rows.sort(key=lambda row: -row["waiters"])
-    return _cut(rows, KEYS, section)
+    return _cut(rows, KEYS, section, len(rows))
 
 
 def _mutexes(section: Section, now: datetime) -> Section:
     if section.error is not None:
         return section
-    rows = [{**row, "age": _age(row["acquired_at"], now)} for row in section.rows]
-    return _cut(rows, MUTEXES, section, section.counts["mutexes"])
+    return _cut(_with_ages(section, "acquired_at", now).rows, MUTEXES, section, section.counts["mutexes"])
 
 
 def _timeouts(section: Section) -> Section:
@@ -314,22 +295,18 @@ def _timeouts(section: Section) -> Section:
 
 
 def _maintenance(section: Section) -> Section:
-    if section.error is not None:
-        return section
-    known = {row["id"]: row for row in section.rows}
+    due = {row["id"]: int(row["free_in"]) for row in section.rows}
     rows = []
     for task in TASKS:
-        row = known.get(task.name)
-        due = None if row is None else int(row["free_in"])
+        seconds = due.get(task.name)
         # maintenance checks every minute: a task overdue by ten isn't run by any process
-        rows.append({"name": task.name, "every": task.every, "due": due, "late": due is not None and due < -600})
-    return Section(rows=rows)
+        late = seconds is not None and seconds < -600
+        rows.append({"name": task.name, "every": task.every, "due": seconds, "late": late})
+    return replace(section, rows=rows)
 
 
-def _changes(section: Section, now: datetime) -> Section:
-    if section.error is not None:
-        return section
-    return Section(rows=[{**row, "age": _age(row["changed_at"], now)} for row in section.rows])
+def _with_ages(section: Section, column: str, now: datetime) -> Section:
+    return replace(section, rows=[{**row, "age": _age(row[column], now)} for row in section.rows])
 
 
 def _age(instant: datetime | None, now: datetime) -> float | None:

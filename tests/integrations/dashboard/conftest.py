@@ -5,25 +5,46 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import a2wsgi
 import httpx
 import pytest
+from a2wsgi import ASGIMiddleware
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations import dashboard
 from tests.conftest import PLAIN, Servers, install
-from tests.fixtures.parties import connected, unused
+from tests.fixtures.parties import connected, until, unused
 from tests.integrations.dashboard.chromium import Chromium, chromium
 
 ENGINES = ("sqlite", "postgresql15", "mysql", "mariadb")
 #: the engine's driver for each door
 ASYNC = {"sqlite": "aiosqlite", "postgresql15": "asyncpg", "mysql": "aiomysql", "mariadb": "mariadb+aiomysql"}
-DOORS = ("wsgi", "asgi", "thread")
+DOORS = ("asgi", "thread", "wsgi")
 ORIGIN = "http://app.example.org"
+
+
+@contextmanager
+def bridges_that_end() -> Iterator[None]:
+    """The threads of WSGI apps that are made meanwhile end with the block, where an app's would end with its process."""
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    class Bridge(ASGIMiddleware):
+        def __init__(self, app: Any) -> None:
+            super().__init__(app)
+            loops.append(self.loop)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(a2wsgi, "ASGIMiddleware", Bridge)
+        yield
+    for loop in loops:
+        loop.call_soon_threadsafe(loop.stop)
+        until(lambda loop=loop: not loop.is_running(), pause=0.01)
+        loop.close()
 
 
 class Door:
@@ -34,19 +55,19 @@ class Door:
         self._prefix = prefix
         self._loop = asyncio.new_event_loop()
         self._engine: Any = None
-        app: Any
-        if door == "wsgi":
-            app = dashboard.wsgi(self.locks, **options)
-        elif door == "thread":
-            app = dashboard.asgi(self.locks, **options)
-        else:
-            self._engine = create_async_engine(async_url)
-            app = dashboard.asgi(sl.AsyncLocks(self._engine), **options)
+        self._opened = ExitStack()
         self._client: Any
         if door == "wsgi":
-            self._client = httpx.Client(transport=httpx.WSGITransport(app=app), base_url=ORIGIN)
-        else:
-            self._client = httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url=ORIGIN)
+            self._opened.enter_context(bridges_that_end())
+            transport = httpx.WSGITransport(app=dashboard.wsgi(self.locks, **options))
+            self._client = httpx.Client(transport=transport, base_url=ORIGIN)
+            return
+        locks: Any = self.locks
+        if door == "asgi":
+            self._engine = create_async_engine(async_url)
+            locks = sl.AsyncLocks(self._engine)
+        transport = httpx.ASGITransport(app=dashboard.asgi(locks, **options))
+        self._client = httpx.AsyncClient(transport=transport, base_url=ORIGIN)
 
     def ask(self, method: str, path: str, **given: Any) -> httpx.Response:
         answer = self._client.request(method, path, **given)
@@ -84,6 +105,7 @@ class Door:
         self.locks._engine.dispose()
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
+        self._opened.close()
 
 
 MakeDoor = Callable[..., Door]
@@ -109,7 +131,7 @@ def door_to(databases: Callable[[str], tuple[str, str]]) -> Iterator[MakeDoor]:
     """``door_to("sqlite", "asgi", authorize=...)``."""
     with ExitStack() as opened:
 
-        def make(engine: str = "sqlite", door: str = "wsgi", **options: Any) -> Door:
+        def make(engine: str = "sqlite", door: str = "thread", **options: Any) -> Door:
             made = Door(door, *databases(engine), **options)
             opened.callback(made.close)
             return made

@@ -13,7 +13,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations.dashboard.serving import served
 from tests.conftest import Servers, install
 from tests.fixtures.crowd import crowd
-from tests.fixtures.parties import connected, unused
+from tests.fixtures.parties import unused
 from tests.integrations.dashboard.chromium import Chromium, Tab
 
 Make = Callable[..., str]
@@ -272,12 +272,3 @@ def test_tables_scroll_on_a_phone(browser: Chromium, crowded: sl.Locks) -> None:
         assert "local" in tab.tell(f"getComputedStyle({queues}).backgroundAttachment")
         tab.tell(f"{queues}.scrollLeft = 50")
         assert tab.tell(f"{queues}.scrollLeft") == 50
-
-
-def test_chart_of_nothing_has_no_label(browser: Chromium, servers: Servers) -> None:
-    url = servers.fresh("sqlite", "pysqlite")
-    install(url)
-    with connected(url) as engine, served(sl.Locks(engine)) as address, browser.tab() as tab:
-        tab.open(address)
-        assert tab.tell("document.querySelector('.chart') !== null")
-        assert tab.tell("document.querySelector('.chart .peak')") is None

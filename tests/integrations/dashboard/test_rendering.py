@@ -12,7 +12,7 @@ from sqlalchemy import NullPool, create_engine, insert, select, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.integrations.dashboard import filters, queries
+from sqlalchemy_locks.integrations.dashboard import queries
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import connected, unused
 from tests.integrations.dashboard.conftest import ENGINES, Door, MakeDoor
@@ -40,12 +40,14 @@ class Tags(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.names: set[str] = set()
+        self.scripts = 0
         self.attributes: set[str] = set()
         self.values: list[str] = []
         self.words: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.names.add(tag)
+        self.scripts += tag == "script"
         self.attributes |= {name for name, _ in attrs}
         self.values += [value for _, value in attrs if value]
 
@@ -63,7 +65,7 @@ def parsed(page: str) -> Tags:
 def test_hostile_names_are_escaped(engine: str, servers: Servers) -> None:
     url = servers.fresh(engine, PLAIN[engine])
     install(url)
-    page = Door("wsgi", url, "", authorize=lambda request: HOSTILE[0], secret="s", title=HOSTILE[0])
+    page = Door("thread", url, "", authorize=lambda request: HOSTILE[0], secret="s", title=HOSTILE[0])
     try:
         plain = parsed(page.text())
         for name in HOSTILE:
@@ -74,25 +76,9 @@ def test_hostile_names_are_escaped(engine: str, servers: Servers) -> None:
             with page.locks._engine.begin() as connection:
                 connection.execute(sl.Queue().put(1, queue=name))
         tags = parsed(page.text())
-        # not a tag, nor an attribute, that wouldn't be there for names that are tame
-        assert tags.names - plain.names <= {"form", "input", "button", "details", "summary", "label", "rect", "td"} | {
-            "table",
-            "thead",
-            "tbody",
-            "tr",
-            "th",
-            "caption",
-            "bdi",
-            "h3",
-            "a",
-            "li",
-            "strong",
-            "span",
-            "svg",
-        }
-        assert {"onerror", "style"}.isdisjoint(tags.attributes)
-        assert "img" not in tags.names
-        assert tags.names.isdisjoint({"style"})
+        assert tags.names.isdisjoint({"img", "style"})
+        assert tags.scripts == plain.scripts == 1
+        assert tags.attributes.isdisjoint({"onerror", "style"})
         told = " ".join(tags.words)
         assert HOSTILE[0] in told
         assert "{{ 7 * 7 }}" in told
@@ -133,7 +119,7 @@ def test_ten_thousand_holders_are_limited(servers: Servers) -> None:
             connection.execute(sl.Queue().put(1))
             state = {"acquired": True, "owner": "o" * 255}
             connection.execute(insert(tables.task_state), [{"id": f"{n:0250}", **state} for n in range(900)])
-    page = Door("wsgi", url, "", authorize=lambda request: True, secret="s")
+    page = Door("thread", url, "", authorize=lambda request: True, secret="s")
     try:
         whole, live = page.text(), page.text("/live")
         assert "… and 9,990 more" in whole
@@ -149,29 +135,12 @@ def test_ten_thousand_holders_are_limited(servers: Servers) -> None:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_page_without_installation(engine: str, servers: Servers) -> None:
-    page = Door("wsgi", servers.fresh(engine, PLAIN[engine]), "")
+    page = Door("thread", servers.fresh(engine, PLAIN[engine]), "")
     try:
         text = page.text()
         assert text.count("not in this database") >= 5
         assert "nothing is installed here" in text
         assert ">Queues</h2>" in text
-    finally:
-        page.close()
-
-
-def test_part_that_is_not_installed(servers: Servers) -> None:
-    url = servers.fresh("sqlite", "pysqlite")
-    install(url)
-    with connected(url) as engine, engine.begin() as connection:
-        for table in ("semaphore", "permit", "permit_request", "semaphore_history"):
-            connection.exec_driver_sql(f"DROP TABLE lock_{table}")
-        connection.execute(sl.Queue().put(1, queue="still there"))
-    page = Door("wsgi", url, "")
-    try:
-        text = page.text()
-        assert "not in this database" in text
-        assert "still there" in text
-        assert "could not be read" not in text
     finally:
         page.close()
 
@@ -187,7 +156,7 @@ def test_part_without_privilege(servers: Servers, door_to: MakeDoor, semaphore: 
         for table in ("semaphore", "permit", "permit_request", "semaphore_history", "installed"):
             connection.execute(text(f"GRANT SELECT ON lock.{table} TO {role}"))
     url = admin.url.set(username=role, password="looks").render_as_string(hide_password=False)
-    page = Door("wsgi", url, "")
+    page = Door("thread", url, "")
     try:
         answer = page.text()
         assert name in answer
@@ -202,20 +171,12 @@ def test_part_without_privilege(servers: Servers, door_to: MakeDoor, semaphore: 
             connection.execute(text(f"DROP ROLE {role}"))
 
 
-def test_sqlite_path_is_shortened(door_to: MakeDoor) -> None:
-    page = door_to()
-    file = page.locks._engine.url.database
-    assert file is not None
-    assert file.startswith("/")
-    assert queries.read_all(page.locks).short_place == file
-
-
 def test_password_is_never_shown(door_to: MakeDoor) -> None:
     page = door_to("postgresql15")
     password = str(page.locks._engine.url.password)
     url = page.locks._engine.url.set(password="s3cr3t-of-the-page", query={"options": "-c search_path=sss"})
     assert password
-    refused = Door("wsgi", url.render_as_string(hide_password=False), "")
+    refused = Door("thread", url.render_as_string(hide_password=False), "")
     try:
         answer = refused.get()
     finally:
@@ -232,9 +193,8 @@ def test_page_in_another_schema_or_prefix(servers: Servers) -> None:
     ):
         url = servers.fresh(engine, PLAIN[engine])
         install(url, schema="others", prefix="others_")
-        page = Door("wsgi", url, "")
+        page = Door("thread", url, "")
         try:
-            page.locks = page.locks  # the door's own has no options
             placed = sl.Locks(create_engine(url, poolclass=NullPool, execution_options=options))
             placed.run(sl.semaphore.create("placed", 1))
             look = queries.read_all(placed)
@@ -253,12 +213,6 @@ def test_unknown_semaphore_is_404_or_500(name: str, door: str, door_to: MakeDoor
         assert answer.status_code == 200
         assert "There is no such semaphore" in answer.text
         assert "<b>" not in answer.text
-
-
-def test_number_and_name_filters() -> None:
-    assert filters.short("a" * 48) == "a" * 48
-    assert filters.short("a" * 49) == "a" * 47 + "…"
-    assert filters.number(1234567) == "1,234,567"
 
 
 def test_closed_and_overfull_semaphore(door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
@@ -283,7 +237,7 @@ def test_overdue_maintenance_is_shown(servers: Servers) -> None:
         assert not any(row["late"] for row in queries.read_all(locks).maintenance.rows)
         with engine.begin() as connection:
             connection.execute(table.update().values(ts=0))
-        page = Door("wsgi", url, "")
+        page = Door("thread", url, "")
         try:
             assert "They are not being run" in page.text()
         finally:

@@ -5,7 +5,7 @@
   const live = document.getElementById("live");
   const watch = document.getElementById("watch");
   const state = document.getElementById("state");
-  const every = Number(watch.dataset.refresh) * 1000;
+  const every = Math.min(Number(watch.dataset.refresh) * 1000, 2 ** 31 - 1);
   const rest = Number(watch.dataset.rest);
   if (!(every > 0)) return;
 
