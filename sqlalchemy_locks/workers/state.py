@@ -219,7 +219,7 @@ class WorkerState:
             self._count_attempts,
             self._send_completed,  # if nothing was fetched, for whatever reason
             self.acks.send_deferred,
-            self._compare,
+            self._compare_if_due,
             self._requeue_silent,
             self._release_if_stopping,
         )
@@ -447,14 +447,16 @@ class WorkerState:
     def _send_all_completed(self) -> None:
         self.acks.send_completed(now=True)
 
+    def _compare_if_due(self) -> None:
+        if self._reply_lost or time.monotonic() >= self._compare_at:
+            self._compare()
+
     def _compare(self) -> None:
         """Compare the jobs that this worker has with those that it has in the database.
 
         Those that it doesn't know return to the queue: the reply to their capture was lost. It looks at once, again
         after a heartbeat, and from time to time, since the server may continue a statement whose client has given up.
         """
-        if not self._reply_lost and time.monotonic() < self._compare_at and not (self.stopping and self.error is None):
-            return
         queue, host = self.config.queue, self.heartbeats.host
         pairs = {tuple(pair) for pair in self.database.perform(queue._running_on(host, queue=self.config.name))}
         with self._lock:
@@ -464,7 +466,8 @@ class WorkerState:
         if unknown:
             self.database.perform(skip_locked(queue.release(sorted(unknown))))
             self._more_jobs = True
-        self._lose([job for job in owned if job._pair not in pairs and _begun(job._pair) not in pairs])
+        if not self.stopping:
+            self._lose([job for job in owned if job._pair not in pairs and _begun(job._pair) not in pairs])
         self._compare_at = time.monotonic() + (self.config.heartbeat if self._reply_lost else self._interval)
         if self._reply_lost and self._until_empty:
             self._more_jobs = True  # whether the queue is empty is known after a fetch that was answered

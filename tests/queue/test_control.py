@@ -131,7 +131,7 @@ def test_a_paused_queue_is_not_captured_from(engine: Engine) -> None:
         }
     finally:
         assert one(engine, queue.resume("mail", "other", "nothing")) == 2
-    assert [job[3] for job in one(engine, fetch).jobs] == ["1"]
+    assert [str(job[3]) for job in one(engine, fetch).jobs] == ["1"]
     assert sl.Locks(engine).run(queue.pause("x")) == sl.Locks(engine).run(queue.resume("x")) == 1
 
 
