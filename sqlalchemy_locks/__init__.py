@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from sqlalchemy_locks.captures.state_transition import StateTransition
     from sqlalchemy_locks.facade.async_lease import AsyncLease
     from sqlalchemy_locks.facade.async_locks import AsyncLocks
-    from sqlalchemy_locks.queue.mixin import JobColumns
+    from sqlalchemy_locks.queue.mixin import JobColumns, WorkerColumns
     from sqlalchemy_locks.queue.queue import Queue
     from sqlalchemy_locks.workers.asynchronous import AsyncWorker
     from sqlalchemy_locks.workers.running_job import RunningJob
@@ -106,6 +106,7 @@ __all__ = [
     "UnknownTask",
     "Unsupported",
     "Worker",
+    "WorkerColumns",
     "capture",
     "fenced",
     "guarded",
@@ -121,6 +122,7 @@ _LAZY = {
     "AsyncLocks": ".facade.async_locks",
     "AsyncWorker": ".workers.asynchronous",
     "JobColumns": ".queue.mixin",
+    "WorkerColumns": ".queue.mixin",
     "Queue": ".queue.queue",
     "RunningJob": ".workers.running_job",
     "StateTransition": ".captures.state_transition",

@@ -155,7 +155,6 @@ _TABLES: Mapping[str, Mapping[str, str]] = {
         "attempts": "INTEGER DEFAULT 0",
         "max_attempts": "INTEGER DEFAULT 5",
         "processing_host": "{text255} NULL",
-        "heartbeat_at": "{instant} NULL",
         "created_at": "{instant} DEFAULT {now}",
         "started_at": "{instant} NULL",
         "completed_at": "{instant} NULL",
@@ -164,6 +163,11 @@ _TABLES: Mapping[str, Mapping[str, str]] = {
         "unique_key": "{text255} NULL",
     },
     "paused_queue": {"id": "{text255}", "paused_at": "{instant} DEFAULT {now}"},
+    "worker": {
+        "host": "{text255}",
+        "heartbeat_at": "{instant} DEFAULT {now}",
+        "started_at": "{instant} DEFAULT {now}",
+    },
     "semaphore": {
         "id": "{id}",
         "name": "{text255}",
@@ -225,7 +229,6 @@ _UNIQUE = {"semaphore_by_name": ("semaphore", "name"), "request_by_id": ("permit
 #: Indexes: the table, the columns, and the condition where the engine has partial indexes.
 _INDEXES: Mapping[str, tuple[str, str, str]] = {
     "job_external_id": ("job", "external_id", ""),
-    "job_running": ("job", "heartbeat_at", "heartbeat_at IS NOT NULL"),
     "job_completed": ("job", "completed_at", "completed_at IS NOT NULL"),
     "job_dead": ("job", "failed_at", "failed_at IS NOT NULL"),
     "job_unique": ("job", "queue_id, unique_key", "unique_key IS NOT NULL"),
@@ -243,11 +246,13 @@ _CAPTURE_INDEXES: Mapping[str, tuple[str, str, str]] = {
     "task_ready": ("task", "queue_id, status, id", ""),
     "task_captured": ("task", "status, updated_at", ""),
     "job_ready": ("job", f"queue_id, started_at, {_ORDER}", ""),
+    "job_running": ("job", "completed_at, failed_at, started_at", ""),
 }
 _PARTIAL_CAPTURE_INDEXES: Mapping[str, tuple[str, str, str]] = {
     "task_ready": ("task", "queue_id, id", "status IN ('done', 'failed')"),
     "task_captured": ("task", "updated_at", "status = 'in_progress'"),
     "job_ready": ("job", f"queue_id, {_ORDER}", "started_at IS NULL"),
+    "job_running": ("job", "started_at", "started_at IS NOT NULL AND completed_at IS NULL AND failed_at IS NULL"),
 }
 
 #: The indexes and unique constraints of each table.

@@ -21,7 +21,6 @@ from sqlalchemy import (
     cast,
     func,
     literal,
-    literal_column,
     null,
     select,
     true,
@@ -30,11 +29,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.captures.statements import LIMIT, by_key, selective_condition
+from sqlalchemy_locks.captures.statements import by_key, selective_condition
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
-from sqlalchemy_locks.queue.jobs import CLAIMS, IDS, NO_CLAIM, PAIRS, JobOperation, Jobs, owned_values
-from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
+from sqlalchemy_locks.queue.jobs import BEGUN, CLAIMS, IDS, PAIRS, TAKEN, JobOperation, Jobs, is_begun, owned_values
+from sqlalchemy_locks.sql.clock import Now, PlusSeconds
 from sqlalchemy_locks.sql.elements import force_index
 
 if TYPE_CHECKING:
@@ -42,6 +41,8 @@ if TYPE_CHECKING:
 
 #: the first pause before another attempt, in seconds; each further one is twice as long, up to an hour
 FIRST_PAUSE, LONGEST_RETRY_PAUSE, DOUBLINGS = 5, 3600, 9
+#: the error of a job whose last attempt ended with its worker: such a job runs alone in its process
+STALLED = "stalled: its worker sent no heartbeat"
 #: the characters of an error that are kept, from its end: what fits into every engine's column
 LONGEST_ERROR = 16000
 
@@ -51,8 +52,6 @@ class UpdateOwnedJobs(JobOperation):
 
     #: rows that another session has locked are skipped and not counted; otherwise the UPDATE waits for them
     skips_locked = False
-    #: the table is locked as for an UPDATE even where there is no job to change
-    always_locks = False
 
     def __init__(self, jobs: Jobs, name: str) -> None:
         super().__init__(jobs, name)
@@ -97,33 +96,25 @@ class UpdateOwnedJobs(JobOperation):
         statement = self.statement(execution.context)
         with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
             if statement is None:
-                return self._update_unlocked(execution)[0]
+                return self._update_unlocked(execution)
             return execution.execute(statement, owned_parameters(execution, self.jobs)).rowcount
 
-    def _update_unlocked(self, execution: Execution) -> tuple[int, list[Any]]:
-        """InnoDB: lock the rows that are free, then update those that are owned.
-
-        :return: how many were changed, and the pairs whose rows another session has locked.
-        """
+    def _update_unlocked(self, execution: Execution) -> int:
+        """InnoDB: lock the rows that are free, then update those that are owned; return how many."""
         if execution.context not in self._steps:
             at = self.jobs.at(execution.context)
-            self._steps[execution.context] = unlocked_by_key(at), self.update(execution.context)
+            locking: Any = select(at.internal_id, at.claim).where(at.internal_id.in_(bindparam(IDS, expanding=True)))
+            locking = force_index(locking, "PRIMARY", at.table).with_for_update(skip_locked=True)
+            self._steps[execution.context] = locking, self.update(execution.context)
         locking, updating = self._steps[execution.context]
         pairs: list[Any] = execution.values[PAIRS]
-        if not pairs and not self.always_locks:
-            return int(execution.execute(select(literal_column("0")), {}).scalar_one()), []
+        if not pairs:
+            return 0
         others = {name: value for name, value in execution.values.items() if name not in (PAIRS, IDS, CLAIMS)}
         found: Any = execution.execute(locking, {IDS: execution.values[IDS]})
         unlocked: dict[Any, int] = dict(found.all())
         owned = [pair for pair in pairs if unlocked.get(pair[0]) == pair[1]]
-        number = execution.execute(updating, {**others, **_expanded(owned)}).rowcount if owned else 0
-        return number, [pair for pair in pairs if pair[0] not in unlocked]
-
-
-def unlocked_by_key(at: RoleColumns) -> Any:
-    """InnoDB: the SELECT that locks those rows of the ids that no other session has locked, and reads their claims."""
-    locking: Any = select(at.internal_id, at.claim).where(at.internal_id.in_(bindparam(IDS, expanding=True)))
-    return force_index(locking, "PRIMARY", at.table).with_for_update(skip_locked=True)
+        return execution.execute(updating, {**others, **_expanded(owned)}).rowcount if owned else 0
 
 
 def skip_locked(operation: Operation[Any]) -> Operation[Any]:
@@ -133,7 +124,7 @@ def skip_locked(operation: Operation[Any]) -> Operation[Any]:
 
 def where_owned(statement: Any, at: RoleColumns, context: BuildContext) -> Any:
     """Restrict a statement to the running jobs whose ids and claims are bound."""
-    return _where_claimed(statement.where(*_running(at)), at, context)
+    return _where_claimed(statement.where(*_unfinished(at)), at, context)
 
 
 def _where_claimed(statement: Any, at: RoleColumns, context: BuildContext) -> Any:
@@ -154,17 +145,17 @@ def _unlocked(at: RoleColumns) -> Any:
     """PostgreSQL: a CTE of the owned jobs that no other session has locked, locked one by one by the primary key."""
     owned = _bound_pairs(at)
     same = (at.internal_id == owned.c.id, at.claim == owned.c.claim)
-    one: Any = select(at.internal_id).where(*_running(at), *same)
+    one: Any = select(at.internal_id).where(*_unfinished(at), *same)
     one = one.with_for_update(skip_locked=True, key_share=True).correlate(owned).lateral("locks_one")
     found = select(one.c[0].label("id"), owned.c.number).select_from(owned.join(one, true()))
     # materialized, as the numbers of captured_cte() are
     return found.where(selective_condition(owned.c.number)).cte("locks_unlocked").prefix_with("MATERIALIZED")
 
 
-def _running(at: RoleColumns) -> tuple[Any, ...]:
-    # not by heartbeat_at, which only running jobs have: PostgreSQL would scan the partial index on it, dead entries
-    # included, where the primary key finds these rows directly
-    return at.started_at.is_not(None), at.completed_at.is_(None), at.failed_at.is_(None)
+def _unfinished(at: RoleColumns) -> tuple[Any, ...]:
+    # not as the condition of the index of running jobs: PostgreSQL would scan that, dead entries included, where the
+    # primary key finds these rows directly
+    return at.started_at.is_not(None), func.coalesce(at.completed_at, at.failed_at).is_(None)
 
 
 def _bound_pairs(at: RoleColumns) -> Any:
@@ -197,63 +188,17 @@ def _expanded(pairs: list[Any]) -> dict[str, Any]:
 
 
 class Complete(UpdateOwnedJobs):
-    #: the number of further batches whose rows are locked first, even where a look at ``xmax`` would do
-    locking_batches = 0
-
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        return {at.completed_at: Now(), at.heartbeat_at: null(), at.error: null()}
+        return {at.completed_at: Now(), at.error: null()}
 
 
-class Heartbeat(UpdateOwnedJobs):
-    """Updates ``heartbeat_at``; skips locked rows, and counts them as far as they are seen to be owned.
-
-    A handler that completes its job in its own transaction locks its row: waiting for it would delay the heartbeat of
-    all other jobs.
-    """
+class BeginJobs(UpdateOwnedJobs):
+    """Counts the attempts of captured jobs whose handlers are about to begin; skips rows that are locked."""
 
     skips_locked = True
-    # a worker without jobs sends it, too: what delays it delays the heartbeats of all others
-    always_locks = True
-
-    def __init__(self, jobs: Jobs, name: str) -> None:
-        super().__init__(jobs, name)
-        self._claimed = ClaimedJobs(jobs, name)
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        return {at.heartbeat_at: Now()}
-
-    def build(self, context: BuildContext) -> Executable | None:
-        if not context.backend.writable_ctes:
-            return super().build(context)
-        at = self.jobs.at(context)
-        written = self.update(context).returning(at.internal_id.label("id")).cte("locks_heartbeat")
-        is_written = at.internal_id.in_(select(written.c.id)).label("written")
-        owned: Executable = where_owned(select(at.internal_id, at.claim, is_written), at, context)
-        return owned
-
-    def count(self, execution: Execution) -> int:
-        return self.report(execution)[0]
-
-    def report(self, execution: Execution) -> tuple[int, list[Any]]:
-        """Send it; return how many of the jobs are owned, and the pairs of those whose rows were locked."""
-        statement = self.statement(execution.context)
-        if statement is None:
-            number, locked = self._update_unlocked(execution)
-            claimed = self._claimed.statement(execution.context)
-            found: Any = execution.execute(claimed, _expanded(locked)) if claimed is not None and locked else ()
-            locked = [(id_, claim) for id_, claim, running in found if running]
-            return number + len(locked), locked
-        if not execution.backend.writable_ctes:
-            return super().count(execution), []
-        rows = execution.execute(statement, owned_parameters(execution, self.jobs)).all()
-        return len(rows), [tuple(row[:2]) for row in rows if not row[-1]]
-
-
-class WorkerHeartbeat(Heartbeat):
-    """As a worker sends it: its value is what ``report`` returns."""
-
-    def run(self, execution: Execution) -> tuple[int, list[Any]]:
-        return self.report(execution)
+        return {at.claim: at.claim + BEGUN, at.attempts: at.attempts + ONE}
 
 
 class ReadByClaim(JobOperation):
@@ -280,8 +225,10 @@ class ClaimedJobs(ReadByClaim):
 
 
 class ReleaseJobs(UpdateOwnedJobs):
+    """Returns jobs to the queue; an attempt that was counted is not."""
+
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        return {at.started_at: null(), at.heartbeat_at: null(), at.attempts: at.attempts - ONE}
+        return {at.started_at: null(), at.attempts: at.attempts - is_begun(at)}
 
 
 class Fail(UpdateOwnedJobs):
@@ -310,71 +257,22 @@ class Fail(UpdateOwnedJobs):
         }
 
 
-class RequeueSilent(UpdateOwnedJobs):
-    """Requeues jobs, unless a heartbeat has come since the instant that is bound as ``locks_silent_since``."""
-
-    def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        return requeue(at)
-
-    def update(self, context: BuildContext) -> Update:
-        heartbeat_at = self.jobs.at(context).heartbeat_at
-        return super().update(context).where(heartbeat_at < bindparam("locks_silent_since", type_=Instant()))
-
-
-class SilentJobs(JobOperation):
-    """Reads ids and claims of the running jobs without a heartbeat since an instant, the oldest first.
-
-    :param unlocked: only those whose rows no session has locked. It locks them for a moment itself.
-    """
-
-    def __init__(self, jobs: Jobs, name: str, *, unlocked: bool = True) -> None:
-        super().__init__(jobs, name)
-        self._unlocked = unlocked
-
-    def build(self, context: BuildContext) -> Executable | None:
-        at = self.jobs.at(context)
-        silent = (
-            select(at.internal_id, at.claim)
-            .where(
-                at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
-                at.heartbeat_at < bindparam("locks_silent_since", type_=Instant()),
-                *self.jobs.class_condition(),
-            )
-            .order_by(at.heartbeat_at)
-            .limit(bindparam(LIMIT, type_=Integer(), literal_execute=True))
-        )
-        locks = self._unlocked and context.backend.writable_ctes
-        return silent.with_for_update(skip_locked=True, key_share=True) if locks else silent
-
-    def run(self, execution: Execution) -> list[tuple[Any, Any]]:
-        statement = self.statement(execution.context)
-        assert statement is not None
-        found = [tuple(pair) for pair in execution.execute(statement)]
-        backend = execution.backend
-        if not found or not self._unlocked or backend.writable_ctes or not backend.row_locks:
-            return found
-        # a search that locks would lock gaps
-        locking = unlocked_by_key(self.jobs.at(execution.context))
-        unlocked = {tuple(pair) for pair in execution.execute(locking, {IDS: [id_ for id_, _ in found]})}
-        return [pair for pair in found if pair in unlocked]
-
-
 def requeue(at: RoleColumns) -> dict[Any, Any]:
-    """Return what an UPDATE sets on a job whose worker has sent no heartbeat."""
-    dead = at.attempts >= at.max_attempts
-    error = func.coalesce(at.error, literal("stalled: its worker sent no heartbeat"))
-    # NO_CLAIM matches no worker: job.lost becomes true in a handler that still runs
-    return {**end_attempt(at, dead), at.error: case((dead, error), else_=at.error), at.claim: NO_CLAIM}
+    """Return what an UPDATE sets on a job whose worker is silent."""
+    dead = and_(is_begun(at) == ONE, at.attempts >= at.max_attempts)
+    # the claim matches no worker any more: job.lost becomes true in a handler that still runs
+    return {
+        **end_attempt(at, dead),
+        at.error: case((is_begun(at) == ONE, literal(STALLED, at.error.type)), else_=at.error),
+        at.claim: at.claim + TAKEN,
+    }
 
 
 def end_attempt(at: RoleColumns, dead: Any) -> dict[Any, Any]:
     """Return what an UPDATE sets on a job whose attempt has failed; ``dead`` is the condition that it was the last."""
-    # no column is read that the same UPDATE changes: MySQL and MariaDB would read its new value
-    return {
-        at.started_at: case((dead, at.started_at)),
-        at.failed_at: case((dead, Now())),
-        at.heartbeat_at: null(),
-    }
+    # MySQL and MariaDB read the new value of a column that the same UPDATE has changed: none is read, except the last
+    # bit of a claim, which stays
+    return {at.started_at: case((dead, at.started_at)), at.failed_at: case((dead, Now()))}
 
 
 def storable(error: str) -> str:

@@ -1,7 +1,7 @@
 """How busy a queue is, for dashboards: counts of its jobs up to a limit, so that the cost doesn't grow with the table.
 
 ``Queue.stats`` counts all jobs exactly. Here each state is counted along its index and up to a limit: completed jobs
-from the newest backwards, running ones from the oldest heartbeat, so that stalled ones are counted first.
+from the newest backwards, running ones from the oldest, so that stalled ones are counted first.
 """
 
 from __future__ import annotations
@@ -65,16 +65,14 @@ class _StateCounts(JobOperation):
     def build(self, context: BuildContext) -> Executable | None:
         at, ours = self.jobs.at(context), self.jobs.class_condition()
         waiting = _waiting(context, at).where(*ours).limit(_LIMIT).subquery("waits")
-        running = select(at.queue_id.label("queue_id"), at.heartbeat_at.label("at")).where(at.heartbeat_at.is_not(None))
-        running = running.where(*ours)
+        columns = [at.queue_id.label("queue_id"), at.started_at.label("at"), at.processing_host.label("host")]
+        running = select(*columns).where(*self.jobs.running(at))
         dead = select(at.queue_id.label("queue_id")).where(at.failed_at.is_not(None), *ours)
-        runs = running.order_by(at.heartbeat_at).limit(_LIMIT).subquery("runs")
+        runs = running.order_by(at.started_at).limit(_LIMIT).subquery("runs")
         died = dead.order_by(at.failed_at.desc()).limit(_LIMIT).subquery("died")
         parts = union_all(
             select(waiting.c.queue_id, *_columns(**_due(waiting.c.run_at))).group_by(waiting.c.queue_id),
-            select(runs.c.queue_id, *_columns(running=func.count(), stalled=_count_if(runs.c.at < _SINCE))).group_by(
-                runs.c.queue_id
-            ),
+            self._running(context, runs),
             select(died.c.queue_id, *_columns(dead=func.count())).group_by(died.c.queue_id),
             *(select(name, *_columns(paused=ONE)) for name in self.jobs.paused_names(context)),
         ).subquery("parts")
@@ -82,6 +80,16 @@ class _StateCounts(JobOperation):
         oldest = func.min(parts.c.oldest, type_=Instant()).label("oldest")
         paused = (func.max(parts.c.paused) == ONE).label("paused")
         return select(parts.c.queue_id, *totals, oldest, paused).group_by(parts.c.queue_id)
+
+    def _running(self, context: BuildContext, runs: Any) -> Any:
+        """Count running jobs, and those whose worker is silent, or has no row and captured them as long ago."""
+        last, jobs = runs.c.at, runs
+        if self.jobs.workers is not None:
+            workers = self.jobs.workers.columns(context)
+            last = func.coalesce(workers["heartbeat_at"], runs.c.at)
+            jobs = runs.outerjoin(workers.table, workers["host"] == runs.c.host)
+        counts = _columns(running=func.count(), stalled=_count_if(last < _SINCE))
+        return select(runs.c.queue_id, *counts).select_from(jobs).group_by(runs.c.queue_id)
 
 
 class _QueueNames(JobOperation):
@@ -237,7 +245,7 @@ def counts(limit: int, stalled_after: float, jobs: Jobs | None = None) -> Operat
 
     :param limit: the most jobs of a state that are counted. Where more wait, up to a twentieth of it are counted in
         each of the first 50 queues.
-    :param stalled_after: a running job is stalled when its last heartbeat is older, in seconds.
+    :param stalled_after: a running job is stalled when its worker's last heartbeat is older, in seconds.
     :param jobs: the jobs of a queue in a user's own table.
     :return: a mapping: ``rows``, each with ``queue_id``, ``waiting``, ``scheduled``, ``running``, ``stalled``,
         ``dead``, ``oldest`` (the first due time of a waiting job), ``paused``, and ``at_least``, the names of counts

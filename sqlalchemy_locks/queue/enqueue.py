@@ -18,7 +18,6 @@ from sqlalchemy import (
     Float,
     String,
     Text,
-    TypeDecorator,
     Uuid,
     bindparam,
     cast,
@@ -38,7 +37,7 @@ from sqlalchemy_locks.captures.statements import selective_condition
 from sqlalchemy_locks.core.entities import MappedTable, changes_bound_values
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import RoleColumns
-from sqlalchemy_locks.queue.jobs import IDS, JobOperation, Jobs
+from sqlalchemy_locks.queue.jobs import IDS, JobOperation, Jobs, json_as_text, stored_type
 from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
 from sqlalchemy_locks.sql.elements import Notify
 from sqlalchemy_locks.sql.tables import Payload
@@ -90,7 +89,7 @@ class Enqueue(JobOperation):
         each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="locks_jobs")
         cast_to = cast if self._own is None else _cast_untruncated
         external_id = cast_to(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
-        payload = each.c.job.op("->" if isinstance(_stored(at.payload.type), JSON) else "->>")(
+        payload = each.c.job.op("->" if isinstance(stored_type(at.payload.type), JSON) else "->>")(
             literal_column("'payload'")
         )
         first = self._own.insert_defaults() if self._own else {}
@@ -198,7 +197,9 @@ class Enqueue(JobOperation):
         :raises ValueError: for what is no JSON, or what a server's JSON type can't keep.
         """
         dialect = execution.connection.dialect
-        serialize = getattr(dialect, "_json_serializer", None) or json.dumps
+        # as the engine's json_serializer, if it has one, does it
+        plain: Any = JSON()
+        serialize: Any = plain.bind_processor(json_as_text(dialect))
         of_column: Any = self.jobs.at(execution.context).payload.type
         if in_rows:
             if not isinstance(of_column, JSON):
@@ -209,7 +210,7 @@ class Enqueue(JobOperation):
         elif changes_bound_values(of_column):
             # SQLAlchemy would apply it to a parameter of its own, and all payloads are one
             payloads = [of_column.process_bind_param(payload, dialect) for payload in payloads]
-            if not isinstance(_stored(of_column), JSON) and not all(isinstance(each, str) for each in payloads):
+            if not isinstance(stored_type(of_column), JSON) and not all(isinstance(each, str) for each in payloads):
                 raise TypeError(
                     f"Queue.put: on {execution.backend.name} the payload's own type must give JSON or a str"
                 )
@@ -324,16 +325,9 @@ def _found(execution: Execution, lookup: Any, column: Any, ids: list[Any]) -> se
     return set(map(as_uuid, execution.execute(lookup, {IDS: given}).scalars()))
 
 
-def _stored(type_: Any) -> Any:
-    """Return the type that a column has in the database."""
-    while isinstance(type_, TypeDecorator):
-        type_ = type_.impl_instance
-    return type_
-
-
 def _cast_untruncated(value: Any, type_: Any) -> Any:
     """Return a cast that leaves what is too long for a column to its INSERT, which refuses it."""
-    stored = _stored(type_)
+    stored = stored_type(type_)
     if isinstance(stored, String) and not isinstance(stored, Enum):
         return cast(value, Text())
     return cast(value, type_)

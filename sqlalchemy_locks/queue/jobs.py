@@ -1,29 +1,33 @@
 """Jobs: which column of which table plays which role, and which jobs a caller means; ``queue.py`` has the operations.
 
-A job's state is in its timestamps. Waiting: no ``started_at``. Running: a ``heartbeat_at``, which only running jobs
-have. Completed: ``completed_at``. Dead: ``failed_at``. The owner of a running job is identified by
-``(internal_id, claim)``: each capture draws a random ``claim``, and each statement that ends a job compares both.
+A job's state is in its timestamps. Waiting: no ``started_at``. Completed: ``completed_at``. Dead: ``failed_at``.
+Running: ``started_at`` and neither of these. The owner of a running job is identified by ``(internal_id, claim)``: each
+capture draws a random ``claim``, and each statement that ends a job compares both.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import cache, cached_property
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Integer, Row, Table, bindparam, literal_column, null, select, update
+from sqlalchemy import Integer, Row, Table, TypeDecorator, bindparam, literal_column, null, select, update
+from sqlalchemy.engine import Dialect
 
-from sqlalchemy_locks.captures.claims import stored_proof
+from sqlalchemy_locks.captures.claims import draw_claim, stored_proof
 from sqlalchemy_locks.captures.operation import CaptureImpl
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl
 from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping
-from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
-#: written when a job is taken from its owner; ``draw_claim`` never returns it
+#: the claim of a job that no worker has: ``draw_job_claim`` never returns it
 NO_CLAIM: Any = literal_column("0")
+#: the last two bits of a claim: the attempt was counted, since a handler has begun or is about to; and the job was
+#: taken from its owner. So a claim is still recognized after the reply to such a change was lost.
+BEGUN, TAKEN = 1, 2
 ROLES = (
     "internal_id",
     "external_id",
@@ -35,7 +39,6 @@ ROLES = (
     "attempts",
     "max_attempts",
     "processing_host",
-    "heartbeat_at",
     "created_at",
     "started_at",
     "completed_at",
@@ -50,7 +53,8 @@ ORDER = ("priority", "run_at", "internal_id")
 PAIRS, IDS, CLAIMS = "locks_pairs", "locks_ids", "locks_claims"
 
 _ABSENT: Any = object()
-_TIMESTAMPS = ("run_at", "heartbeat_at", "started_at", "completed_at", "failed_at")
+_WORKER_ROLES = ("host", "heartbeat_at", "started_at")
+_TIMESTAMPS = ("run_at", "started_at", "completed_at", "failed_at")
 _first, _second = itemgetter(0), itemgetter(1)
 
 
@@ -59,14 +63,15 @@ class Jobs:
 
     :param entity: the user's own class or table; ``None``: the shipped table.
     :param given: its columns for roles whose column has another name.
-    :param paused: the user's own class or table of paused queues.
+    :param paused: the user's own class or table of paused queues. :param workers: and of workers.
     """
 
-    def __init__(self, entity: Any, given: Mapping[str, Any], paused: Any = None) -> None:
+    def __init__(self, entity: Any, given: Mapping[str, Any], paused: Any = None, workers: Any = None) -> None:
         if unknown := set(given) - {*ROLES, _OPTIONAL}:
             raise TypeError(f"Queue: there is no role {sorted(unknown)[0]!r}; the roles are {', '.join(ROLES)}")
-        if entity is None and paused is not None:
-            raise TypeError("Queue: paused= is for a class or table of your own, and none was given")
+        for name, table in (("paused", paused), ("workers", workers)):
+            if entity is None and table is not None:
+                raise TypeError(f"Queue: {name}= is for a class or table of your own, and none was given")
         if entity is None and given:
             raise TypeError(f"Queue: {', '.join(given)} name columns of a class or table, and none was given")
         self.target = None if entity is None else MappedTable(entity, "Queue")
@@ -95,6 +100,32 @@ class Jobs:
             if len(key) != 1:
                 raise ValueError("Queue: the primary key of paused= must be one column, the name of a paused queue")
             self.paused = RoleMapping("Queue", lambda tables: tables.paused_queue, ("id",), paused, {"id": key[0]})
+        #: the rows of workers; ``None`` where there are none, and jobs are captured without a worker only
+        self.workers = self._worker_rows(workers) if entity is None or workers is not None else None
+
+    def _worker_rows(self, entity: Any) -> RoleMapping:
+        columns: dict[str, Any] = {}
+        if entity is not None:
+            target = MappedTable(entity, "Queue")
+            columns = {role: target.column(role, role) for role in _WORKER_ROLES}
+            if target.primary_key != (columns["host"],):
+                raise ValueError("Queue: the primary key of workers= must be its host, and that alone")
+            assert self.target is not None
+            if target.table.schema != self.target.table.schema:
+                raise ValueError(
+                    f"Queue: {target.table} must be in the schema of {self.target.table}: a worker's row and its jobs "
+                    "are changed in one transaction"
+                )
+        return RoleMapping("Queue", lambda tables: tables.worker, _WORKER_ROLES, entity, columns)
+
+    def require_workers(self) -> RoleMapping:
+        """:raises ValueError: for a table of jobs without one of workers."""
+        if self.workers is None:
+            raise ValueError(
+                "a worker of a table of your own needs a table of workers beside it: Queue(..., workers=MailWorker), "
+                "with the mixin sl.WorkerColumns"
+            )
+        return self.workers
 
     def in_queue(self, context: BuildContext) -> list[Any]:
         """Return the conditions that a job is in the queue bound as ``locks_queue``, and that this isn't paused."""
@@ -152,6 +183,15 @@ class Jobs:
         """Return the condition that excludes jobs of sibling classes in the same table."""
         return [] if self.target is None else self.target.class_condition()
 
+    def running(self, at: RoleColumns) -> tuple[Any, ...]:
+        """Return the conditions that a job is running: those of the index of running jobs."""
+        return (
+            at.started_at.is_not(None),
+            at.completed_at.is_(None),
+            at.failed_at.is_(None),
+            *self.class_condition(),
+        )
+
     def free_key(self, at: RoleColumns) -> dict[Any, Any]:
         """Return what an UPDATE sets to free the unique key of a job that no longer waits."""
         return {at.unique_key: null()} if _OPTIONAL in at else {}
@@ -173,33 +213,24 @@ class Jobs:
         """
         return owned_values(sorted(set(map(self._id_and_claim, self._as_list(jobs)))))
 
-    def owned_rows(self, jobs: Sequence[Any]) -> dict[str, Any]:
-        """Return the same for whole rows, as a fetch returns them, or for pairs."""
-        return owned_values(sorted(self.pairs(jobs)))
+    def owned_pairs(self, pairs: Sequence[Any]) -> dict[str, Any]:
+        """Return the same for pairs of id and claim."""
+        return owned_values(sorted(pairs))
 
-    def pairs(self, jobs: Sequence[Any]) -> list[Any]:
-        """Return the id and the claim of whole rows, as a fetch returns them, or of pairs."""
-        pair_of = itemgetter(*self._positions[:2])
-        return [pair_of(job) if len(job) > 2 else tuple(job) for job in jobs]
-
-    def position(self, job: Row[Any]) -> tuple[Any, ...]:
+    def position(self, job: Sequence[Any]) -> tuple[Any, ...]:
         """Return the position of a captured row in the order of its queue."""
-        return tuple(job[index] for index in self._positions[2:])
-
-    def value(self, job: Any, role: str) -> Any:
-        """Return what a whole row has in the column of a role."""
-        return job[self._indexes[role]]
+        return tuple(job[self.indexes[role]] for role in ORDER)
 
     @cached_property
-    def _indexes(self) -> dict[str, int]:
+    def keys(self) -> dict[str, int]:
+        """The index of each column in a whole row, by its key."""
+        return {str(column.key): index for index, column in enumerate(self.columns.table.c)}
+
+    @cached_property
+    def indexes(self) -> dict[str, int]:
+        """The index of each role's column in a whole row."""
         columns = list(self.columns.table.c)
         return {role: columns.index(column) for role, column in self.columns.roles.items()}
-
-    @cached_property
-    def _positions(self) -> list[int]:
-        """The indexes of id, claim and the columns of the order in a whole row."""
-        columns = list(self.columns.table.c)
-        return [columns.index(self.columns.roles[role]) for role in ("internal_id", "claim", *ORDER)]
 
     def _as_list(self, jobs: Any) -> Iterable[Any]:
         if isinstance(jobs, list) and not _is_pair(jobs):
@@ -211,11 +242,6 @@ class Jobs:
         return list(jobs)
 
     def _id_and_claim(self, job: Any) -> tuple[Any, int]:
-        if getattr(job, "_ends_with_transaction", False):
-            raise Unsupported(
-                "with hold=True only the worker ends this job, in the transaction that captured it, when the handler "
-                "returns or raises: don't complete, fail, release or heartbeat it"
-            )
         if isinstance(job, Row):
             if len(job) > 2:
                 mapping = job._mapping
@@ -268,6 +294,30 @@ class Jobs:
         """Those of ``IDS`` and ``CLAIMS`` that are integers."""
         columns = ((IDS, self.columns.internal_id), (CLAIMS, self.columns.claim))
         return [name for name, column in columns if isinstance(column.type, Integer)]
+
+
+def json_as_text(dialect: Dialect) -> Dialect:
+    """Return a copy of a dialect whose JSON types convert texts, where its driver would convert JSON by itself."""
+    text: Any = copy(dialect)
+    text.supports_native_json_serialization = text.supports_native_json_deserialization = False
+    return text  # type: ignore[no-any-return]
+
+
+def stored_type(type_: Any) -> Any:
+    """Return the type that a column has in the database."""
+    while isinstance(type_, TypeDecorator):
+        type_ = type_.impl_instance
+    return type_
+
+
+def draw_job_claim(column: Any, *, begun: bool) -> int:
+    """Draw the claim of a capture, with the last bit of an attempt that counts from the capture on."""
+    return ((draw_claim(column) & ~(BEGUN | TAKEN)) or 4) | (BEGUN if begun else 0)
+
+
+def is_begun(at: RoleColumns) -> Any:
+    """Return the number 1 where the attempt of a captured job was counted, else 0."""
+    return at.claim % literal_column("2")
 
 
 class JobOperation(OperationImpl):

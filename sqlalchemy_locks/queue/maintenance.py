@@ -1,4 +1,4 @@
-"""Maintenance of a queue: requeue stalled jobs, revive dead ones, delete old ones, count them."""
+"""Maintenance of a queue: revive dead jobs, delete old ones, count them; ``liveness.py`` requeues stalled ones."""
 
 from __future__ import annotations
 
@@ -22,7 +22,6 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.captures.statements import CaptureSpec
 from sqlalchemy_locks.core.operation import BuildContext, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
-from sqlalchemy_locks.queue.acknowledge import requeue
 from sqlalchemy_locks.queue.jobs import JobCapture, JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import Instant, Now, SecondsAgo, StatementStart
 
@@ -30,7 +29,7 @@ from sqlalchemy_locks.sql.clock import Instant, Now, SecondsAgo, StatementStart
 EVERY: Any = literal_column("1000000000", Integer())
 
 
-class _Sweep(JobCapture):
+class Sweep(JobCapture):
     """A capture that only counts its rows.
 
     :param by: the role of a column whose value restricts it, bound as ``locks_chosen``; ``None``: all jobs.
@@ -49,32 +48,7 @@ class _Sweep(JobCapture):
         return [column == bindparam("locks_chosen", type_=column.type)]
 
 
-class Requeue(_Sweep):
-    """Returns stalled jobs to the queue, or marks them as dead after their last attempt."""
-
-    def __init__(self, jobs: Jobs, by: str | None) -> None:
-        super().__init__(jobs, "Queue.requeue_stalled", by)
-
-    def repeatable(self, operation: Operation[Any]) -> bool:
-        return True  # a second execution finds nothing that the first one has changed
-
-    def build_spec(self, context: BuildContext) -> CaptureSpec:
-        at = self.jobs.at(context)
-        stalled = at.heartbeat_at < SecondsAgo(bindparam("locks_older", type_=Float()))
-        order = (at.heartbeat_at,)
-        return CaptureSpec(at.table, (stalled, *self.chosen(at)), requeue(at), order, self.jobs.target)
-
-
-class ServerTime(JobOperation):
-    """Reads the server's clock."""
-
-    writes = False
-
-    def build(self, context: BuildContext) -> Executable | None:
-        return select(Now())
-
-
-class Revive(_Sweep):
+class Revive(Sweep):
     """Returns dead jobs to the queue with all their attempts."""
 
     def __init__(self, jobs: Jobs, by: str | None) -> None:
@@ -87,7 +61,7 @@ class Revive(_Sweep):
         return CaptureSpec(at.table, conditions, changes, (at.failed_at,), self.jobs.target)
 
 
-class DeleteJobs(_Sweep):
+class DeleteJobs(Sweep):
     """Deletes jobs that were completed, or died, long ago.
 
     :param role: the timestamp that is compared, ``completed_at`` or ``failed_at``.
@@ -119,9 +93,9 @@ class Stats(JobOperation):
         instant = cast(null(), Instant())
         now = StatementStart()
 
-        def part(condition: Any, *counts: Any) -> Any:
+        def part(conditions: tuple[Any, ...], *counts: Any) -> Any:
             # a subquery with a limit: SQLite would otherwise scan all jobs in the order of the GROUP BY
-            chosen = select(at.queue_id.label("queue_id")).where(condition, *ours).limit(EVERY).subquery()
+            chosen = select(at.queue_id.label("queue_id")).where(*conditions).limit(EVERY).subquery()
             return select(chosen.c.queue_id, *counts).group_by(chosen.c.queue_id)
 
         def when(condition: Any) -> Any:
@@ -138,8 +112,8 @@ class Stats(JobOperation):
                 func.min(case((due, at.run_at))).label("oldest"),
                 nothing.label("paused"),
             ),
-            part(at.heartbeat_at.is_not(None), nothing, nothing, count, nothing, instant, nothing),
-            part(at.failed_at.is_not(None), nothing, nothing, nothing, count, instant, nothing),
+            part(self.jobs.running(at), nothing, nothing, count, nothing, instant, nothing),
+            part((at.failed_at.is_not(None), *ours), nothing, nothing, nothing, count, instant, nothing),
         ]
         for name in self.jobs.paused_names(context):
             parts.append(select(name, nothing, nothing, nothing, nothing, instant, ONE))

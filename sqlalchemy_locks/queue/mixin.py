@@ -54,10 +54,22 @@ class JobColumns:
     attempts: Mapped[int] = mapped_column(default=0, server_default=text("0"))
     max_attempts: Mapped[int] = mapped_column(default=5, server_default=text("5"))
     processing_host: Mapped[str | None] = mapped_column(_Name)
-    heartbeat_at: Mapped[datetime | None] = mapped_column(_Instant)
     created_at: Mapped[datetime] = mapped_column(_Instant, server_default=Now())
     started_at: Mapped[datetime | None] = mapped_column(_Instant)
     completed_at: Mapped[datetime | None] = mapped_column(_Instant)
     failed_at: Mapped[datetime | None] = mapped_column(_Instant)
     error: Mapped[str | None] = mapped_column(Text())
     unique_key: Mapped[str | None] = mapped_column(_Name)
+
+
+class WorkerColumns:
+    """The columns of a table of workers beside one of jobs of your own, in its database and schema.
+
+    >>> class MailWorker(sl.WorkerColumns, Base):
+    ...     __tablename__ = "mail_worker"
+    >>> mails = sl.Queue(Mail, workers=MailWorker)
+    """
+
+    host: Mapped[str] = mapped_column(_Name, primary_key=True)
+    heartbeat_at: Mapped[datetime] = mapped_column(_Instant, server_default=Now())
+    started_at: Mapped[datetime] = mapped_column(_Instant, server_default=Now())

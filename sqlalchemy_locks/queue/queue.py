@@ -26,22 +26,28 @@ from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, MYPY, E, EntityPattern, shaped
 from sqlalchemy_locks.dialects import backend_named
 from sqlalchemy_locks.queue.acknowledge import (
+    BeginJobs,
     ClaimedJobs,
     Complete,
     Fail,
-    Heartbeat,
     ReleaseJobs,
-    RequeueSilent,
-    SilentJobs,
-    WorkerHeartbeat,
-    skip_locked,
     storable,
 )
 from sqlalchemy_locks.queue.control import CancelJob, GetJob, RescheduleJob, ResumeQueues
 from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, unique_keys, utc_instant
-from sqlalchemy_locks.queue.fetch import CountingCapture, Fetch, FetchJobs, JobsOfHost, ReadOwned, after_values
+from sqlalchemy_locks.queue.fetch import AHEAD, Fetch, FetchJobs, JobsOfHost, ReadOwned, after_values
 from sqlalchemy_locks.queue.jobs import IDS, Jobs
-from sqlalchemy_locks.queue.maintenance import DeleteJobs, Requeue, Revive, ServerTime, Stats
+from sqlalchemy_locks.queue.liveness import (
+    FORGET_AFTER,
+    HOST,
+    AddWorker,
+    ReadHeartbeat,
+    RemoveWorker,
+    Requeue,
+    SendHeartbeat,
+    WorkerRow,
+)
+from sqlalchemy_locks.queue.maintenance import DeleteJobs, Revive, Stats
 from sqlalchemy_locks.sql.tables import job_indexes
 
 if TYPE_CHECKING:
@@ -64,6 +70,7 @@ if TYPE_CHECKING:
 
 
 _SOME_ID = UUID(int=0)
+_WORKER_OPERATIONS = (AddWorker, SendHeartbeat, ReadHeartbeat, RemoveWorker)
 
 
 class Queue(EntityPattern[E]):
@@ -77,6 +84,9 @@ class Queue(EntityPattern[E]):
         transactions that have put jobs: turn it off where there are hundreds of them a second.
     :param paused: a mapped class or ``Table`` of your own for paused queues, if you have one for jobs: its primary key
         is the name of a queue that is paused. The shipped table of jobs has ``lock.paused_queue``.
+    :param workers: a mapped class or ``Table`` of your own for workers, if you have one for jobs, in its database and
+        schema (``sqlalchemy_locks.WorkerColumns`` is a mixin with its columns); without it :class:`Worker` refuses to
+        run. The shipped table of jobs has ``lock.worker``.
     :param columns: the columns of your own whose name differs from that in ``lock.job``: ``queue_id=Mail.channel``.
     :raises ValueError: if the class lacks one of the columns, except ``unique_key``, without which ``put`` takes no
         ``unique=``.
@@ -94,12 +104,13 @@ class Queue(EntityPattern[E]):
         bind: Engine | AsyncEngine | None = None,
         notify: bool = True,
         paused: Any = None,
+        workers: Any = None,
         **columns: Any,
     ) -> None:
         if bind is not None and not hasattr(bind, "dialect"):
             # not its repr: a URL has a password
             raise TypeError(f"bind is an Engine or an AsyncEngine, not a {type(bind).__name__}")
-        jobs = self._jobs = Jobs(entity, columns, paused)
+        jobs = self._jobs = Jobs(entity, columns, paused, workers)
         self.bind = bind
         self.notify = bool(notify)
         self._put = {
@@ -111,17 +122,17 @@ class Queue(EntityPattern[E]):
         self._complete = Complete(jobs, "Queue.complete")
         self._fetches = {after: Fetch(jobs, self._complete, after=after) for after in (False, True)}
         self._jobs_of_host = JobsOfHost(jobs, "Queue.capture")
-        self._claimed_jobs = ClaimedJobs(jobs, "Queue.heartbeat")
+        self._claimed_jobs = ClaimedJobs(jobs, "Queue.complete")
         self._read_owned = ReadOwned(jobs, "Queue.capture")
-        self._counting = CountingCapture(jobs)
-        self._silent = {free: SilentJobs(jobs, "Queue.requeue_stalled", unlocked=free) for free in (False, True)}
-        self._silent_requeue = RequeueSilent(jobs, "Queue.requeue_stalled")
-        self._worker_heartbeat = WorkerHeartbeat(jobs, "Queue.heartbeat")
-        self._clock = ServerTime(jobs, "Queue.heartbeat")
-        self._heartbeat = Heartbeat(jobs, "Queue.heartbeat")
+        self._begin_jobs = BeginJobs(jobs, "Queue.begin")
         self._release = ReleaseJobs(jobs, "Queue.release")
         self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
         self._requeue = {by: Requeue(jobs, by) for by in (None, "queue_id")}
+        self._requeue_since = Requeue(jobs, "queue_id", since=True)
+        if jobs.workers is not None:
+            self._worker: dict[type[WorkerRow], WorkerRow] = {
+                kind: kind(jobs.workers, "Worker") for kind in _WORKER_OPERATIONS
+            }
         self._revive = {by: Revive(jobs, by) for by in (None, "queue_id", "external_id")}
         self._delete = {
             (dead, by): DeleteJobs(jobs, "failed_at" if dead else "completed_at", by)
@@ -159,7 +170,7 @@ class Queue(EntityPattern[E]):
         :param unique: a key, up to 255 characters, or one for each payload: if a job with it waits in this queue, none
             is put. A capture frees the key, so that a change that is made while the job runs puts another one. The
             waiting job is locked until your transaction ends: it begins after your commit, and sees what you wrote. A
-            capture that isn't committed is waited for (with ``hold=True`` as long as the handler runs).
+            capture that isn't committed is waited for.
         :param run_at: the earliest time to run it; a ``datetime`` with a time zone.
         :param run_in: the same as seconds from now, by the server's clock.
         :param priority: smaller values are captured first.
@@ -302,37 +313,29 @@ class Queue(EntityPattern[E]):
         return Operation(self._release, self._jobs.owned(jobs))
 
     @shaped(INT_ROW)
-    def heartbeat(self, jobs: Any) -> Operation[Any]:
-        """Report that jobs are still running, so that they don't count as stalled.
-
-        :param jobs: as in :meth:`complete`.
-        :return: how many are still yours. It never waits: a job whose row another session has locked, for instance
-            because its handler completes it in a transaction of its own, is skipped, and counts as yours until that
-            transaction commits.
-
-        >>> queue = sl.Queue()
-        >>> [job] = session.execute(queue.capture(1, queue="mail", host="web-1")).all()
-        >>> session.scalar(queue.heartbeat(job))
-        1
-        """
-        return Operation(self._heartbeat, self._jobs.owned(jobs))
-
-    @shaped(INT_ROW)
     def requeue_stalled(
         self, older_than: float | timedelta = 300, *, queue: str | None = None, limit: int = 1000
     ) -> Operation[Any]:
-        """Return the jobs of dead workers to the queue: the attempt counts, and after the last one the job is dead.
+        """Return the jobs of dead workers to the queue: an attempt that had begun counts, and after the last one the
+        job is dead.
 
-        :param older_than: the age of the last heartbeat, in seconds: several times the workers' ``heartbeat``.
+        :param older_than: how long ago a worker has sent its last heartbeat, in seconds: several times the workers'
+            ``heartbeat``; and how long ago a job was captured without a worker.
         :param queue: only those of this queue; ``None``: of all queues.
         :param limit: the most jobs of one call, so that no transaction is long; call it again when it returns as many.
+            The jobs of one worker are returned together, even if they are more.
         :return: how many.
+        :raises Unsupported: in autocommit, since a silent worker is deleted in the transaction that takes its jobs.
+
+        Commit soon: the worker waits for it.
 
         >>> queue = sl.Queue()
         >>> session.scalar(queue.requeue_stalled(300))
         0
         """
-        return self._sweep(self._requeue, limit, queue, locks_older=bounded_seconds(older_than, "older_than"))
+        silent = bounded_seconds(older_than, "older_than")
+        values = {"locks_silent": silent, "locks_forgotten": max(silent, FORGET_AFTER)}
+        return self._sweep(self._requeue, limit, queue, **values)
 
     @shaped(INT_ROW)
     def revive(
@@ -385,7 +388,7 @@ class Queue(EntityPattern[E]):
         :param id: its ``external_id``.
         :return: the row, or an entity of your own class in a session; ``None`` if there is no such job. Its timestamps
             tell its state: ``failed_at``: dead; ``completed_at``: completed, or cancelled if it has an ``error``;
-            ``heartbeat_at``: running; none of them: waiting.
+            only ``started_at``: running; none of them: waiting.
 
         >>> queue = sl.Queue()
         >>> job_id = session.scalar(queue.put({"to": "a@example.org"}))
@@ -484,56 +487,55 @@ class Queue(EntityPattern[E]):
         return RowsOperation(self._stats, {})
 
     def _fetch(
-        self, completed: Sequence[Any], limit: int, *, queue: str, host: str, after: tuple[Any, ...] | None
+        self,
+        completed: Sequence[Any],
+        limit: int,
+        *,
+        queue: str,
+        host: str,
+        after: tuple[Any, ...] | None,
+        ahead: bool = False,
     ) -> Operation[Any]:
         """Complete jobs and capture others in one transaction, as workers do: a ``Fetched``.
 
-        :param completed: rows, as a fetch returned them.
+        :param completed: pairs ``(internal_id, claim)``.
         :param after: the position in the order to search from; ``None``: from the head.
+        :param ahead: count the first attempts of the captured jobs, which begin at once.
         """
-        values = {**self._jobs.owned_rows(completed), LIMIT: limit, "locks_queue": queue, "locks_host": host}
+        values = {
+            **self._jobs.owned_pairs(completed),
+            LIMIT: limit,
+            "locks_queue": queue,
+            HOST: host,
+            AHEAD: int(ahead),
+        }
         return Operation(self._fetches[after is not None], values | ({} if after is None else after_values(after)))
+
+    def _begin(self, jobs: Sequence[Any]) -> Operation[Any]:
+        """Count the attempts of captured jobs, given as pairs: how many were still owned, and not locked."""
+        return Operation(self._begin_jobs, self._jobs.owned_pairs(jobs))
 
     def _running_on(self, host: str, *, queue: str) -> Operation[Any]:
         """Read the running jobs that one worker has captured, as pairs ``(internal_id, claim)``."""
-        return RowsOperation(self._jobs_of_host, {"locks_queue": queue, "locks_host": host})
-
-    def _capture_unread(self, limit: int, *, queue: str, host: str) -> Operation[Any]:
-        """Capture jobs without reading them; ``_running_on`` finds them."""
-        return Operation(self._counting, {LIMIT: limit, "locks_queue": queue, "locks_host": host})
+        return RowsOperation(self._jobs_of_host, {"locks_queue": queue, HOST: host})
 
     def _read(self, jobs: Sequence[Any]) -> Operation[Any]:
-        """Read the rows of running jobs, given as pairs or rows."""
-        return RowsOperation(self._read_owned, self._jobs.owned_rows(jobs))
+        """Read the undecoded rows of running jobs, given as pairs."""
+        return RowsOperation(self._read_owned, self._jobs.owned_pairs(jobs))
 
     def _claimed(self, jobs: Sequence[Any]) -> Operation[Any]:
-        """Read which of these rows or pairs run, or ended, under their claims: ``(internal_id, claim, running)``."""
-        return RowsOperation(self._claimed_jobs, self._jobs.owned_rows(jobs))
+        """Read which of these pairs run, or ended, under their claims: ``(internal_id, claim, running)``."""
+        return RowsOperation(self._claimed_jobs, self._jobs.owned_pairs(jobs))
 
-    def _report_running(self, jobs: Sequence[Any]) -> Operation[Any]:
-        """Send the heartbeat of these rows.
+    def _requeue_silent(self, since: datetime, *, queue: str, limit: int) -> Operation[Any]:
+        """Requeue the jobs of workers that have sent no heartbeat since an instant."""
+        forgotten = since - timedelta(seconds=FORGET_AFTER)
+        values = {LIMIT: limit, "locks_chosen": queue, "locks_silent": since, "locks_forgotten": forgotten}
+        return Operation(self._requeue_since, values)
 
-        :return: how many are still owned, and the pairs ``(internal_id, claim)`` of those that another session has
-            locked, whose heartbeat was not written.
-        """
-        return Operation(self._worker_heartbeat, self._jobs.owned_rows(jobs))
-
-    def _silent_jobs(self, since: datetime, *, queue: str, limit: int, unlocked: bool = True) -> Operation[Any]:
-        """Read the running jobs, as pairs, without a heartbeat since an instant.
-
-        :param unlocked: except those whose rows a session has locked.
-        """
-        values = {LIMIT: limit, "locks_queue": queue, "locks_silent_since": since}
-        return Operation(self._silent[unlocked], values)
-
-    def _requeue_silent(self, jobs: Sequence[Any], since: datetime) -> Operation[Any]:
-        """Requeue those of these pairs that no session has locked, and without a heartbeat since an instant."""
-        values = {**self._jobs.owned_rows(jobs), "locks_silent_since": since}
-        return skip_locked(Operation(self._silent_requeue, values))
-
-    def _server_time(self) -> Operation[Any]:
-        """Read the server's clock."""
-        return Operation(self._clock, {})
+    def _of_worker(self, kind: type[WorkerRow], host: str) -> Operation[Any]:
+        """Return an operation on the row of one worker."""
+        return Operation(self._worker[kind], {HOST: host})
 
     def topic(self, queue: str) -> str:
         """Return the payload of the notification that a queue has new jobs (PostgreSQL).

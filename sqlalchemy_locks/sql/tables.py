@@ -25,6 +25,7 @@ from sqlalchemy import (
     Text,
     UniqueConstraint,
     Uuid,
+    and_,
     false,
     text,
 )
@@ -51,6 +52,7 @@ class Tables(NamedTuple):
     task: Table
     job: Table
     paused_queue: Table
+    worker: Table
     semaphore: Table
     permit_request: Table
     permit: Table
@@ -73,6 +75,7 @@ def describe(metadata: MetaData, prefix: str) -> Tables:
         task=_task(metadata, prefix),
         job=_job(metadata, prefix),
         paused_queue=_paused_queue(metadata, prefix),
+        worker=_worker(metadata, prefix),
         semaphore=_semaphore(metadata, prefix),
         permit_request=_permit_request(metadata, prefix),
         permit=_permit(metadata, prefix),
@@ -163,7 +166,6 @@ def _job(metadata: MetaData, prefix: str) -> Table:
         Column("attempts", Integer(), nullable=False, server_default=text("0")),
         Column("max_attempts", Integer(), nullable=False, server_default=text("5")),
         Column("processing_host", _name(255)),
-        Column("heartbeat_at", Instant()),
         Column("created_at", Instant(), nullable=False, server_default=Now()),
         Column("started_at", Instant()),
         Column("completed_at", Instant()),
@@ -186,16 +188,28 @@ def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> 
     """
     order = (at["priority"], at["run_at"], at["internal_id"])
     waiting = at["started_at"].is_(None)
+    ended = (at["completed_at"], at["failed_at"])
+    running = and_(at["started_at"].is_not(None), *(column.is_(None) for column in ended))
     made: list[Any] = []
     if partial is not False:
-        ready: Any = Index(f"{prefix}_ready", at["queue_id"], *order, postgresql_where=waiting)
-        made.append(ready.ddl_if(dialect=("postgresql", "yugabytedb")) if partial is None else ready)
+        conditional: list[Any] = [
+            Index(f"{prefix}_ready", at["queue_id"], *order, postgresql_where=waiting),
+            Index(f"{prefix}_running", at["started_at"], postgresql_where=running),
+        ]
+        if partial is None:
+            conditional = [each.ddl_if(dialect=("postgresql", "yugabytedb")) for each in conditional]
+        made += conditional
     if not partial:
-        # with the condition's column first, where an index can't have a condition
-        name = f"{prefix}_ready" if partial is False else f"{prefix}_waiting"
-        ready = Index(name, at["queue_id"], at["started_at"], *order)
-        made.append(ready.ddl_if(dialect=("mysql", "mariadb", "sqlite")) if partial is None else ready)
-    for name, role in {"running": "heartbeat_at", "completed": "completed_at", "dead": "failed_at"}.items():
+        # with the condition's columns first, where an index can't have a condition
+        names = ("ready", "running") if partial is False else ("waiting", "unfinished")
+        complete: list[Any] = [
+            Index(f"{prefix}_{names[0]}", at["queue_id"], at["started_at"], *order),
+            Index(f"{prefix}_{names[1]}", *ended, at["started_at"]),
+        ]
+        if partial is None:
+            complete = [each.ddl_if(dialect=("mysql", "mariadb", "sqlite")) for each in complete]
+        made += complete
+    for name, role in {"completed": "completed_at", "dead": "failed_at"}.items():
         there = at[role].is_not(None)
         made.append(Index(f"{prefix}_{name}", at[role], postgresql_where=there, sqlite_where=there))
     if "unique_key" in at:
@@ -212,6 +226,16 @@ def _paused_queue(metadata: MetaData, prefix: str) -> Table:
         metadata,
         Column("id", _name(255), primary_key=True),
         *_stamps("paused_at"),
+        **_INNODB,
+    )
+
+
+def _worker(metadata: MetaData, prefix: str) -> Table:
+    return Table(
+        f"{prefix}worker",
+        metadata,
+        Column("host", _name(255), primary_key=True),
+        *_stamps("heartbeat_at", "started_at"),
         **_INNODB,
     )
 

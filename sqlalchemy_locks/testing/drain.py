@@ -13,9 +13,9 @@ from sqlalchemy import Engine
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.queue import Queue
-from sqlalchemy_locks.workers.results import failure_operation
+from sqlalchemy_locks.queue.fetch import decoders
+from sqlalchemy_locks.workers.results import failure_of, failure_operation
 from sqlalchemy_locks.workers.running_job import RunningJob
-from sqlalchemy_locks.workers.state import failure_of
 from sqlalchemy_locks.workers.threaded import Worker, refuse_generator
 
 
@@ -67,12 +67,15 @@ def run_until_empty(
     config = Worker(queue, print, bind=bind, name=name, retry_in=0).config
     for _ in range(limit):
         # rows, as a worker fetches them, also where the queue has a mapped class
-        found, _ = locks._run(queue._fetch([], 1, queue=name, host="run_until_empty", after=None))
-        if not found:
+        rows, _ = locks._run(queue._fetch([], 1, queue=name, host="run_until_empty", after=None))
+        if not rows:
             return Drained(completed, failed)
-        [job] = found
+        job = RunningJob(queue._jobs, rows[0], lambda: False)
+        locks._run(queue._begin([job._pair]))
+        job._count()
         try:
-            value = handler(RunningJob(job, lambda: False))
+            job._decode(decoders(queue._jobs, bind.dialect))
+            value = handler(job)
             refuse_generator(value)
             if inspect.isawaitable(value):
                 asyncio.run(_result(value))
@@ -84,7 +87,7 @@ def run_until_empty(
                 raise
         else:
             # a handler may have completed it in a transaction of its own
-            locks.run(queue.complete(job))
+            locks.run(queue.complete(job._pair))
             completed += 1
     raise AssertionError(f"the queue {name!r} is not empty after {limit} attempts: do its handlers put jobs forever?")
 

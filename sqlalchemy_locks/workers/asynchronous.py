@@ -10,17 +10,15 @@ import contextlib
 import contextvars
 import inspect
 import logging
-import os
 import signal
 import time
-import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.util import await_only
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import is_coroutine_function
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
@@ -28,7 +26,6 @@ from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.runtime.cancellation import shielded
-from sqlalchemy_locks.runtime.greenlets import run_in_greenlet
 from sqlalchemy_locks.workers.config import (
     CLOSE_WITHIN,
     RetryPolicy,
@@ -37,41 +34,17 @@ from sqlalchemy_locks.workers.config import (
     bound_engine,
     check_handler,
 )
-from sqlalchemy_locks.workers.database import is_temporary, is_wrong_statement, log, supports_listen
+from sqlalchemy_locks.workers.database import log, supports_listen
 from sqlalchemy_locks.workers.events import ObservedWorker
-from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
 from sqlalchemy_locks.workers.running_job import RunningJob
 from sqlalchemy_locks.workers.state import LONGEST_ERROR_PAUSE, WorkerState
-from sqlalchemy_locks.workers.threaded import exit_if_forked
 
 AsyncHandler = Callable[[Any], Awaitable[object]]
 
 
-class _Stops(list[Callable[[], None]]):
-    """What stops the workers of a loop."""
-
-    def __init__(self) -> None:
-        self.signalled = False
-        #: the handlers that were replaced
-        self.before: dict[int, Any] = {}
-
-
-#: what the signals stop, by loop: a loop has one handler of each signal, and maybe several workers
-_stops: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Stops] = weakref.WeakKeyDictionary()
-
-
+#: the workers that run; a signal stops those of its loop, which has one handler of each signal
+_running: set[AsyncWorker] = set()
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
-
-def _restore_signals() -> None:
-    """In a forked child: undo what would signal the loop of the parent."""
-    for number, before in [each for stops in list(_stops.values()) for each in stops.before.items()]:
-        signal.signal(number, before)
-        signal.set_wakeup_fd(-1)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_restore_signals)
 
 
 class AsyncWorker(ObservedWorker):
@@ -100,7 +73,6 @@ class AsyncWorker(ObservedWorker):
         stalled_after: float | timedelta | None = 300,
         grace: float | timedelta = 30,
         retry_in: RetryPolicy | None = None,
-        hold: bool = False,
         host: str | None = None,
     ) -> None:
         check_handler(handler, "coroutine function")
@@ -124,7 +96,6 @@ class AsyncWorker(ObservedWorker):
             stalled_after=stalled_after,
             grace=grace,
             retry_in=retry_in,
-            hold=hold,
             host=host,
         )
         self._stop = StopRequest()
@@ -140,7 +111,6 @@ class AsyncWorker(ObservedWorker):
         self._wake = asyncio.Event()
         #: set once a search has found fewer jobs than there are free slots; until then the worker searches anyway
         self._idle = asyncio.Event()
-        self._slot_wakes = [asyncio.Event() for _ in range(self.config.concurrency)] if self.config.hold else []
 
     async def run(self, *, until_empty: bool = False) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only where the loop supports signal handlers, and the
@@ -159,10 +129,11 @@ class AsyncWorker(ObservedWorker):
         self._is_running = True
         self._cancelling, self._runner, self._loop = False, asyncio.current_task(), asyncio.get_running_loop()
         self._cancelled_before, self._context = _cancellations(self._runner), contextvars.copy_context()
+        self._tasks: set[asyncio.Task[BaseException | None]] = set()
         try:
             async with self._signals(), self._listening():
                 try:
-                    await (self._run_holding(until_empty) if self.config.hold else self._run(until_empty))
+                    await self._run(until_empty)
                 finally:
                     self._stop = StopRequest()
         finally:
@@ -194,8 +165,6 @@ class AsyncWorker(ObservedWorker):
 
     def _wake_all(self) -> None:
         self._wake.set()
-        for wake in self._slot_wakes:
-            wake.set()
 
     def _wake_from_thread(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
@@ -209,31 +178,32 @@ class AsyncWorker(ObservedWorker):
 
     async def _run(self, until_empty: bool) -> None:
         state = self._state = WorkerState(
-            self, self.config, self._stop, _sleep, self._wake_from_thread, until_empty=until_empty
+            self, self.config, self._stop, _sleep, self._wake_from_thread, until_empty=until_empty, loop=self._loop
         )
-        tasks: set[asyncio.Task[None]] = set()
         state.heartbeats.start()
         closed = False
         try:
-            while await self._cycle(state, tasks):
+            while await self._cycle(state):
                 pass
             if not self._stop.requested:
                 closed = await self._query(state.close)  # which may wait for the locked row of a finished job
         finally:
             state.stopping = self._cancelling = True
-            for task in tasks:
+            for task in self._tasks:
                 task.cancel()
             try:
                 if not closed:
-                    await shielded(self._close(state, tasks), raise_cancelled=True)
+                    await shielded(self._close(state), raise_cancelled=True)
             finally:
-                state.heartbeats.end()
+                # its thread may need this loop
+                await shielded(asyncio.to_thread(state.heartbeats.end))
 
-    async def _close(self, state: WorkerState, tasks: Iterable[asyncio.Task[None]]) -> None:
+    async def _close(self, state: WorkerState) -> None:
         """Wait for the cancelled handlers, then report and release the jobs, as far as the database replies in time."""
         deadline = self._loop.time() + CLOSE_WITHIN
-        await asyncio.wait([*tasks], timeout=CLOSE_WITHIN) if tasks else None
-        closing = asyncio.create_task(run_in_greenlet(state.close))
+        if self._tasks:
+            await asyncio.wait([*self._tasks], timeout=CLOSE_WITHIN)
+        closing = asyncio.create_task(greenlet_spawn(state.close))
         await asyncio.wait({closing}, timeout=max(0.5, deadline - self._loop.time()))
         if closing.done():
             closing.result()
@@ -243,13 +213,13 @@ class AsyncWorker(ObservedWorker):
         closing.cancel()
         await asyncio.wait({closing}, timeout=0.5)
 
-    async def _cycle(self, state: WorkerState, tasks: set[asyncio.Task[None]]) -> bool:
+    async def _cycle(self, state: WorkerState) -> bool:
         self._wake.clear()
         if not state.keep_going():
             return False
         await self._query(state.cycle)
         while (job := state.take()) is not None:
-            self._begin(state, job, tasks)
+            self._begin(state, job)
         pause = state.pause()
         if pause and state.idle:
             self._idle.set()
@@ -258,14 +228,14 @@ class AsyncWorker(ObservedWorker):
 
     async def _query(self, work: Callable[[], None]) -> bool:
         """Run a cycle; a stop abandons one that the database doesn't reply to. Return whether it has ended."""
-        cycle = self._cycle_task = asyncio.create_task(run_in_greenlet(work))
+        cycle = self._cycle_task = asyncio.create_task(greenlet_spawn(work))
         if self._stop.requested:
             self._abort_after_grace(cycle)
         try:
             await asyncio.wait({cycle})
         except asyncio.CancelledError:
             cycle.cancel()
-            await shielded(_join([cycle]))
+            await shielded(_end(cycle))
             raise
         finally:
             self._cycle_task = None
@@ -274,131 +244,31 @@ class AsyncWorker(ObservedWorker):
         cycle.result()
         return True
 
-    def _begin(self, state: WorkerState, job: RunningJob, tasks: set[asyncio.Task[None]]) -> None:
+    def _begin(self, state: WorkerState, job: RunningJob) -> None:
         """Run a job in a task of its own, which its handler may cancel at any time, and then another one."""
         # not in the context of the job before
-        task = self._context.copy().run(asyncio.create_task, self._run_job(state, job, tasks))
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
+        task = self._context.copy().run(asyncio.create_task, self._call(state, job))
+        self._tasks.add(task)
+        task.add_done_callback(partial(self._done, state, job))
 
-    async def _run_job(self, state: WorkerState, job: RunningJob, tasks: set[asyncio.Task[None]]) -> None:
-        state.reports.begun(job)
-        error = await self._call_handler(job)
-        if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
-            raise error  # the job no longer runs, and is released
-        if state.done(job, error):
-            self._wake.set()
-        if (following := state.take()) is not None:
-            if self._loop.get_task_factory() is None:
-                self._begin(state, following, tasks)
-            else:
-                # an eager task would run inside this one, and the next one inside that
-                self._loop.call_soon(self._begin_unless_stopping, state, following, tasks)
-
-    def _begin_unless_stopping(self, state: WorkerState, job: RunningJob, tasks: set[asyncio.Task[None]]) -> None:
-        if state.stopping:
-            state.put_back(job)
-            self._wake.set()
-        else:
-            self._begin(state, job, tasks)
-
-    async def _call_handler(self, job: Any) -> BaseException | None:
-        process = os.getpid()
+    async def _call(self, state: WorkerState, job: RunningJob) -> BaseException | None:
         try:
-            await self.handler(job)
+            await state.call(job, self.handler)
         except BaseException as error:
-            exit_if_forked(process, error)
             return error
-        exit_if_forked(process)
         return None
 
-    async def _run_holding(self, until_empty: bool) -> None:
-        config = self.config
-        state = self._state = WorkerState(self, config, self._stop, _sleep, self._wake_from_thread)
-        idle = IdleSlots(config.concurrency, until_empty)
-        if len(self._slot_wakes) != config.concurrency:  # it was changed
-            self._make_events()
-        helds: dict[asyncio.Event, HeldJob] = {}
-        slots = [asyncio.create_task(self._run_holding_slot(wake, idle, state, helds)) for wake in self._slot_wakes]
-        state.heartbeats.start()
-        try:
-            while not self._stop.requested and not idle.all:
-                self._wake.clear()
-                await _wait(self._wake, config.heartbeat)
-            state.stopping = True
-            self._wake_all()
-            _, running = await asyncio.wait(slots, timeout=config.grace)
-            state.warn_of_running(len(running))
-            if state.error is not None:
-                raise state.error
-        finally:
-            state.stopping = self._cancelling = True
-            for slot in slots:
-                slot.cancel()
-            try:
-                await shielded(_end_slots(slots, helds), raise_cancelled=True)
-            finally:
-                state.heartbeats.end()
-
-    async def _run_holding_slot(
-        self, wake: asyncio.Event, idle: IdleSlots, state: WorkerState, helds: dict[asyncio.Event, HeldJob]
-    ) -> None:
-        stop = self._stop
-
-        def stopped() -> bool:
-            return stop.requested or state.stopping or idle.all
-
-        while not stopped():
-            wake.clear()
-            held = helds[wake] = HeldJob(self.config, state.reports)
-            found, pause = False, self.config.poll
-            try:
-                found = await self._run_held_job(held, stopped, idle, wake)
-                state.held_succeeded()
-            except Exception as error:
-                if is_wrong_statement(error) or not (held.captured or is_temporary(error)):
-                    state.fail(error)
-                    return
-                pause = state.held_failed(error, captured=held.captured)
-            if idle.all:
-                self._wake_all()
-            if not found and not stopped():
-                self._idle.set()
-                await _wait(wake, pause)
-
-    async def _run_held_job(
-        self, held: HeldJob, stopped: Callable[[], bool], idle: IdleSlots, slot: asyncio.Event
-    ) -> bool:
-        job = await run_in_greenlet(held.capture, stopped)
-        if held.buried:
-            return True
-        if job is None:
-            idle.add(slot)
-            return False
-        idle.clear()
-        held.reports.begun(job)
-        returned: list[BaseException | None] = []
-
-        async def run() -> None:
-            returned.append(await self._call_handler(job))
-
-        task = asyncio.create_task(run())  # of its own: its handler may cancel it at any time
-        cancelled: asyncio.CancelledError | None = None
-        try:
-            await asyncio.wait({task})
-        except asyncio.CancelledError as raised:
-            cancelled = raised
-            task.cancel()
-            await shielded(_join([task]))
-        error = returned[0] if returned else asyncio.CancelledError()
+    def _done(self, state: WorkerState, job: RunningJob, task: asyncio.Task[BaseException | None]) -> None:
+        self._tasks.discard(task)
+        # cancelled before it has begun
+        error = asyncio.CancelledError() if task.cancelled() else task.result()
         if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
-            await run_in_greenlet(held.abandon)
-            raise error
-        await shielded(run_in_greenlet(held.finish, job, error), raise_cancelled=True)
-        if cancelled is not None and self._is_cancelled():
-            raise cancelled  # the handler had returned, or did so though it was cancelled
-        idle.clear()  # the handler may have put jobs that others have looked for before
-        return True
+            return  # the job no longer runs, and is released
+        due, following = state.done_and_take(job, error)
+        if due:
+            self._wake.set()
+        if following is not None:
+            self._begin(state, following)
 
     @contextlib.asynccontextmanager
     async def _listening(self) -> AsyncIterator[None]:
@@ -413,13 +283,13 @@ class AsyncWorker(ObservedWorker):
         finally:
             listener.cancel()
             # it may be connecting to a server that doesn't reply
-            await shielded(_end([listener], 0.5), raise_cancelled=True)
+            await shielded(_end(listener, 0.5), raise_cancelled=True)
 
     async def _listen(self) -> None:
         await self._idle.wait()
         while True:
             try:
-                if not await run_in_greenlet(supports_listen, self.config.engine):
+                if not await greenlet_spawn(supports_listen, self.config.engine):
                     return
                 await self._listen_until_lost()
             except Exception as error:
@@ -431,7 +301,7 @@ class AsyncWorker(ObservedWorker):
         topic, backend = self.config.queue.topic(self.config.name), self.config.backend
         loop = asyncio.get_running_loop()
         lost = asyncio.Event()
-        connection = await run_in_greenlet(self.config.engine.raw_connection)
+        connection = await greenlet_spawn(self.config.engine.raw_connection)
         driver: Any = connection.driver_connection
         connection.detach()  # it doesn't return to the pool
         try:
@@ -473,25 +343,22 @@ class AsyncWorker(ObservedWorker):
     @contextlib.asynccontextmanager
     async def _signals(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        stops = _stops.setdefault(loop, _Stops())
-        if not stops:
+        before: dict[int, Any] = {}
+        if not any(worker._loop is loop for worker in _running):
             for number in _SIGNALS:
-                before = signal.getsignal(number)
-                if _is_default(before):
+                handler = signal.getsignal(number)
+                if _is_default(handler):
                     with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                        loop.add_signal_handler(number, _on_signal, loop, stops, number)
-                        stops.before[number] = before
-        stops.append(self.stop)
+                        loop.add_signal_handler(number, _on_signal, loop, number)
+                        before[number] = handler
+        _running.add(self)
         try:
             yield
         finally:
-            stops.remove(self.stop)
-            if not stops:
-                stops.signalled = False
-                while stops.before:
-                    replaced, before = stops.before.popitem()
-                    loop.remove_signal_handler(replaced)
-                    signal.signal(replaced, before)
+            _running.discard(self)
+            for replaced, handler in before.items():
+                loop.remove_signal_handler(replaced)
+                signal.signal(replaced, handler)
 
 
 def _cancellations(task: Any) -> int:
@@ -499,25 +366,11 @@ def _cancellations(task: Any) -> int:
     return task.cancelling() if hasattr(task, "cancelling") else 0
 
 
-async def _join(tasks: Iterable[asyncio.Task[None]]) -> None:
-    await asyncio.gather(*tasks, return_exceptions=True)
-
-
-async def _end(tasks: Iterable[asyncio.Task[None]], timeout: float) -> set[asyncio.Task[None]]:
-    """Wait for cancelled tasks; return those that haven't ended in time."""
-    done, pending = await asyncio.wait([*tasks], timeout=timeout)
-    for each in done:
-        if not each.cancelled():
-            each.exception()  # retrieved, so that it isn't logged
-    return pending
-
-
-async def _end_slots(slots: Sequence[asyncio.Task[None]], helds: Mapping[asyncio.Event, HeldJob]) -> None:
-    """Wait for cancelled slots, and close the connections of those whose database doesn't reply."""
-    if pending := await _end(slots, CLOSE_WITHIN - 1):
-        for held in helds.values():
-            held.abort()
-        await _end(pending, 0.5)
+async def _end(task: asyncio.Task[None], timeout: float | None = None) -> None:
+    """Wait for a cancelled task."""
+    await asyncio.wait({task}, timeout=timeout)
+    if task.done() and not task.cancelled():
+        task.exception()  # retrieved, so that it isn't logged
 
 
 def _is_default(handler: Any) -> bool:
@@ -528,14 +381,14 @@ def _is_default(handler: Any) -> bool:
     return of_asyncio or handler in (signal.SIG_DFL, signal.default_int_handler)
 
 
-def _on_signal(loop: asyncio.AbstractEventLoop, stops: _Stops, number: int) -> None:
-    if stops.signalled:  # the second one ends the process
+def _on_signal(loop: asyncio.AbstractEventLoop, number: int) -> None:
+    workers = [worker for worker in _running if worker._loop is loop]
+    if any(worker._stop.requested for worker in workers):  # the second one ends the process
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
-    stops.signalled = True
-    for stop in list(stops):
-        stop()
+    for worker in workers:
+        worker.stop()
 
 
 async def _wait(event: asyncio.Event, timeout: float) -> None:

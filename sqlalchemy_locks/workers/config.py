@@ -15,7 +15,7 @@ from sqlalchemy import Engine
 
 from sqlalchemy_locks._validation import bounded_seconds, seconds, valid_int, valid_name
 from sqlalchemy_locks.dialects import Backend, backend_for
-from sqlalchemy_locks.dialects.connections import pool_capacity, shares_one_connection
+from sqlalchemy_locks.dialects.connections import shares_one_connection
 from sqlalchemy_locks.dialects.forks import replace_pool_in_forks
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.queue.acknowledge import DOUBLINGS, FIRST_PAUSE, LONGEST_RETRY_PAUSE
@@ -23,6 +23,7 @@ from sqlalchemy_locks.queue.queue import Queue
 
 #: the longest duration, in seconds: what every way of waiting accepts
 _YEAR = 366 * 86400.0
+_LONGEST_HEARTBEAT = 3600.0
 #: a run appends a nonce, and the column has 255 characters
 _LONGEST_HOST = 240
 #: how long after the grace a worker may report and release its jobs, in seconds
@@ -64,7 +65,6 @@ class WorkerConfig:
         stalled_after: float | timedelta | None,
         grace: float | timedelta,
         retry_in: RetryPolicy | None,
-        hold: bool,
         host: str | None,
     ) -> None:
         if shares_one_connection(engine.pool):
@@ -73,11 +73,16 @@ class WorkerConfig:
                 "checkouts: use another pool, and on SQLite a file instead of :memory:"
             )
         replace_pool_in_forks(engine)
-        self.queue, self.engine, self.hold = queue, engine, bool(hold)
+        queue._jobs.require_workers()
+        self.queue, self.engine = queue, engine
         self.name = valid_name(name, "a queue")
         self.concurrency, self.batch = valid_int(concurrency, "concurrency"), valid_int(batch, "batch")
         self.prefetch = valid_int(prefetch, "prefetch", 0)
         self.heartbeat = _bounded(heartbeat, "heartbeat", zero=False)
+        if self.heartbeat > _LONGEST_HEARTBEAT:
+            raise ValueError(
+                f"heartbeat must be at most {_LONGEST_HEARTBEAT:g} s: a worker that is silent for a day is forgotten"
+            )
         self.poll = _bounded(poll, "poll", zero=False)
         self.stalled_after = None if stalled_after is None else _bounded(stalled_after, "stalled_after", zero=False)
         self.grace = _bounded(grace, "grace")
@@ -87,12 +92,6 @@ class WorkerConfig:
         self._host = None if host is None else valid_name(host, "a host")
         if host is not None and len(host) > _LONGEST_HOST:
             raise ValueError(f"a worker's host has {_LONGEST_HOST} characters at most, and this one has {len(host)}")
-        self._check_pool()
-        if self.hold and self.backend.single_writer:
-            raise Unsupported(
-                f"hold=True is refused on {self.backend.name}, where an open transaction that has written blocks every "
-                "other writer: leave it out, and a job whose worker died is requeued after stalled_after"
-            )
 
     def change(self, *, name: str | None = None, concurrency: int | None = None) -> None:
         """Set the queue's name or the number of handlers, before the worker runs."""
@@ -100,16 +99,6 @@ class WorkerConfig:
             self.name = valid_name(name, "a queue")
         if concurrency is not None:
             self.concurrency = valid_int(concurrency, "concurrency")
-            self._check_pool()
-
-    def _check_pool(self) -> None:
-        """:raises ValueError: if held jobs would wait for each other's connections."""
-        capacity = pool_capacity(self.engine.pool)
-        if self.hold and capacity < self.concurrency:
-            raise ValueError(
-                f"hold=True takes a connection for each of {self.concurrency} handlers (concurrency), and the engine's "
-                f"pool has {capacity:g} (pool_size and max_overflow); handlers that use the same engine need more"
-            )
 
     @property
     def backend(self) -> Backend:
@@ -131,7 +120,7 @@ class WorkerConfig:
         return default_pause(attempt) if policy is None else policy
 
     @property
-    def sweep_interval(self) -> float:
+    def requeue_interval(self) -> float:
         """How often stalled jobs are requeued, in seconds."""
         return (self.stalled_after or 3600) / 4
 
@@ -179,7 +168,7 @@ def bound_engine(queue: Queue, bind: Any) -> Any:
 
 
 def _bounded(value: float | timedelta, name: str, *, zero: bool = True) -> float:
-    given = seconds(value, name, zero=zero)
-    if given > _YEAR:
+    duration = seconds(value, name, zero=zero)
+    if duration > _YEAR:
         raise ValueError(f"{name} must be at most a year, not {value!r} seconds")
-    return given
+    return duration

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import CompileError, DataError, DBAPIError, IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.exc import CompileError, DataError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 
 from sqlalchemy_locks.core.engine_state import behind_pooler, engine_state
-from sqlalchemy_locks.core.operation import Execution, Operation, build_context
+from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import abort, connected
+from sqlalchemy_locks.dialects.connections import abort
 from sqlalchemy_locks.errors import (
     LockError,
     LockLost,
@@ -36,96 +36,86 @@ logger = logging.getLogger("sqlalchemy_locks.worker")
 _WRONG_STATES = ("42703", "42P01", "42883", "42704", "42804", "3F000")
 _WRONG_CODES = (1054, 1146)
 _WRONG_PHRASES = ("no such column", "no such table", "has no column named")
-#: what is stored instead of an error that the database can't store
-UNSTORABLE = "the error could not be stored: see the log of the worker"
 
 
 class Owned(NamedTuple):
-    """Jobs by what the database says of them."""
+    """Jobs, as pairs of id and claim, by their state in the database."""
 
     #: still this worker's
-    running: list[Any]
+    running: set[tuple[Any, int]]
     #: completed, or dead, by its claim: by the worker or by a handler
-    ended: list[Any]
+    ended: set[tuple[Any, int]]
     #: of another owner, returned to the queue, or deleted
-    lost: list[Any]
+    lost: set[tuple[Any, int]]
 
 
 class WorkerDatabase:
-    """Runs the operations of one worker, each in a transaction of its own."""
+    """Runs the operations of one worker, each in a transaction of its own.
 
-    def __init__(self, config: WorkerConfig, sleep: Sleep, engine: Engine | None = None) -> None:
+    :param connect: checks a connection out; by default of the engine's pool.
+    """
+
+    def __init__(self, config: WorkerConfig, sleep: Sleep, connect: Callable[[], Connection] | None = None) -> None:
         self.config, self.sleep = config, sleep
-        self.engine = engine or config.engine
+        self._connect = connect or config.engine.connect
         #: that of the last operation, which may be under way
         self._connection: Connection | None = None
         #: the last operation was executed again, after an error that may have come when it had taken effect
         self.retried = False
 
     def perform(self, operation: Operation[Any]) -> Any:
-        """Run an operation that may be repeated: claims make a second execution harmless.
+        """Run an operation that may be repeated: claims and hosts make a second execution harmless.
 
         :return: its value, or the list of its rows.
         """
-        engine = self.engine
         self.retried = False
-
-        def attempt() -> Any:
-            context = build_context(engine.dialect, engine.get_execution_options())
-            if operation._impl.statement(context) is not None:
-                with connected(engine) as connection:
-                    self._connection = connection
-                    if context.backend.allows_autocommit(connection, engine_state(connection).server):
-                        execution = Execution(connection, operation, {})
-                        execution.in_autocommit = True
-                        with context.backend.autocommitted(connection):
-                            return execution.value()
-            with transaction(engine) as short:
-                self._connection = short.connection
-                return Execution(short.connection, operation, {}).value()
 
         def pause(delay: float) -> None:
             self.retried = True
             self.sleep(delay)
 
-        return retried(attempt, engine, pause, repeatable=True)
+        return retried(lambda: self._attempt(operation), self.config.engine, pause, repeatable=True)
+
+    def _attempt(self, operation: Operation[Any]) -> Any:
+        connection = self._connection = self._connect()
+        execution = Execution(connection, operation, {})
+        backend = execution.backend
+        one_statement = operation._impl.statement(execution.context) is not None
+        if one_statement and backend.allows_autocommit(connection, engine_state(connection).server):
+            with connection:
+                execution.in_autocommit = True
+                with backend.autocommitted(connection):
+                    return execution.value()
+        short = ShortTransaction(self.config.engine, connection)
+        try:
+            short.begin()
+            value = Execution(connection, operation, {}).value()
+        except BaseException as error:
+            short.abandon(error)
+            raise
+        short.commit()
+        return value
 
     def abort(self) -> None:
         """Let the operation that is under way fail, in whatever thread or task."""
         if (connection := self._connection) is not None:
             abort(connection)
 
-    def look_at(self, jobs: Sequence[Any]) -> Owned:
-        """Look which of the jobs (rows or pairs) are still this worker's."""
-        if not jobs:
-            return Owned([], [], [])
-        queue = self.config.queue
-        states = {(id_, claim): running for id_, claim, running in self.perform(queue._claimed(jobs))}
-        found = Owned([], [], [])
-        for job, pair in zip(jobs, queue._jobs.pairs(jobs), strict=True):
+    def look_at(self, pairs: Sequence[tuple[Any, int]]) -> Owned:
+        """Look which of the jobs, given as pairs, are still this worker's."""
+        owned = Owned(set(), set(), set())
+        if not pairs:
+            return owned
+        states = {(id_, claim): running for id_, claim, running in self.perform(self.config.queue._claimed(pairs))}
+        for pair in pairs:
             running = states.get(pair)
-            (found.lost if running is None else found.running if running else found.ended).append(job)
-        return found
-
-
-@contextmanager
-def transaction(engine: Engine) -> Iterator[ShortTransaction]:
-    """Open a short transaction and commit it, unless an exception is raised."""
-    short = ShortTransaction(engine)
-    short.open()
-    try:
-        yield short
-    except BaseException as error:
-        # references to a cursor whose rows could not be decoded: an open one of SQLite's keeps its lock
-        traceback.clear_frames(error.__traceback__)
-        short.abandon(error)
-        raise
-    short.commit()
+            (owned.lost if running is None else owned.running if running else owned.ended).add(pair)
+        return owned
 
 
 def supports_listen(engine: Engine) -> bool:
     """Whether a connection of this engine would receive notifications: not behind a pooler in transaction mode."""
-    with connected(engine) as connection:
+    with engine.connect() as connection:
         pooled = behind_pooler(connection)
     if pooled:
         log(
@@ -150,23 +140,11 @@ def format_error(error: BaseException) -> str:
         return f"{type(error).__name__}: it raises another error when it is formatted"
 
 
-def is_about_values(error: Exception) -> bool:
-    """Whether the database may have refused the values of a statement, rather than be unavailable."""
-    if isinstance(error, DBAPIError) and error.connection_invalidated:
-        return False
-    return not isinstance(error, (OperationalError, LockError, SQLAlchemyPoolTimeout, DriverTimeout, OSError))
-
-
-def is_about_statement(error: Exception) -> bool:
-    """Whether the database replied and refused one statement only, for instance because of a statement timeout."""
+def was_answered(error: Exception) -> bool:
+    """Whether the server has replied, and refused one statement only, for instance because of a statement timeout."""
     if isinstance(error, DBAPIError):
         return error.statement is not None and not error.connection_invalidated
     return isinstance(error, LockError) and not isinstance(error, (LockLost, PoolTimeout))
-
-
-def is_about_no_job(error: Exception) -> bool:
-    """Whether no job is to blame for the error of its read: the statement is wrong, or the database didn't reply."""
-    return is_wrong_statement(error) or (is_temporary(error) and not is_about_statement(error))
 
 
 def is_wrong_statement(error: Exception) -> bool:

@@ -6,6 +6,7 @@ reported later: a worker doesn't wait for a row lock.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import time
@@ -14,21 +15,31 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from sqlalchemy_locks.core.operation import Operation
+from sqlalchemy_locks.errors import Discard, Retry
 from sqlalchemy_locks.queue.acknowledge import skip_locked
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.workers.config import WorkerConfig
-from sqlalchemy_locks.workers.database import UNSTORABLE, WorkerDatabase, is_about_values, log
+from sqlalchemy_locks.workers.config import WorkerConfig, default_pause
+from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, log
+from sqlalchemy_locks.workers.running_job import RunningJob
 
 #: how long a completed job may wait to be reported together with others, in seconds
 MAX_ACK_DELAY = 1.0
 #: how often reporting jobs whose rows were locked is tried again, in seconds: a job that seems to have stalled when its
 #: row is unlocked belongs to whichever session changes it first
 _DEFERRED_INTERVAL = 0.25
+#: what is stored instead of an error that the database can't store
+UNSTORABLE = "the error could not be stored: see the log of the worker"
 
 
-def failure_operation(queue: Queue, job: Any, error: str, pause: float | None) -> Operation[Any]:
+def failure_operation(queue: Queue, job: RunningJob, error: str, pause: float | None) -> Operation[Any]:
     """Return the operation that fails a job, or marks it as dead where there is no pause."""
-    return queue.fail(job, error=error, retry=False) if pause is None else queue.fail(job, error=error, retry_in=pause)
+    if pause is None:
+        return queue.fail(job._pair, error=error, retry=False)
+    return queue.fail(job._pair, error=error, retry_in=pause)
+
+
+class Undecodable(Exception):
+    """A job can't be decoded, in this attempt or another."""
 
 
 class Failure(NamedTuple):
@@ -40,10 +51,9 @@ class Failure(NamedTuple):
     pause: float | None
     error: BaseException
 
-    def is_last(self, queue: Queue, job: Any) -> bool:
-        """Return whether the job (its row) is dead after this attempt."""
-        attempts, most = (queue._jobs.value(job, role) for role in ("attempts", "max_attempts"))
-        return bool(self.pause is None or attempts >= most)
+    def is_last(self, job: RunningJob) -> bool:
+        """Return whether the job is dead after this attempt."""
+        return bool(self.pause is None or job._value("attempts") >= job._value("max_attempts"))
 
 
 class PendingAcks:
@@ -51,7 +61,7 @@ class PendingAcks:
 
     :param lock: of the worker's lists; handlers' threads add to ``completed`` and ``failed``, one thread sends, and the
         heartbeats' thread reads.
-    :param on_dead: called with the row and the error of a job that won't be tried again.
+    :param on_dead: called with a job that won't be tried again, and its error.
     """
 
     def __init__(
@@ -59,24 +69,24 @@ class PendingAcks:
         config: WorkerConfig,
         database: WorkerDatabase,
         lock: threading.Lock,
-        on_dead: Callable[[Any, BaseException], object],
+        on_dead: Callable[[RunningJob, BaseException], object],
     ) -> None:
         self.config, self._database, self._lock, self._on_dead = config, database, lock, on_dead
-        self.completed: deque[Any] = deque()
-        self.failed: deque[tuple[Any, Failure]] = deque()
+        self.completed: deque[RunningJob] = deque()
+        self.failed: deque[tuple[RunningJob, Failure]] = deque()
         #: finished while another session had locked their rows, with their failures if they have failed
-        self.deferred: list[tuple[Any, Failure | None]] = []
+        self.deferred: list[tuple[RunningJob, Failure | None]] = []
         #: when the first of those in ``completed`` was finished
         self._completed_at = 0.0
         self._deferred_due = float("inf")
 
-    def add_completed(self, job: Any) -> None:
+    def add_completed(self, job: RunningJob) -> None:
         """Add a job whose handler has returned; the caller holds the lock."""
         if not self.completed:
             self._completed_at = time.monotonic()
         self.completed.append(job)
 
-    def jobs(self) -> list[Any]:
+    def jobs(self) -> list[RunningJob]:
         """Return every job that is still this worker's to report; the caller holds the lock."""
         return [*self.completed, *(job for job, _ in (*self.failed, *self.deferred))]
 
@@ -94,7 +104,7 @@ class PendingAcks:
         if jobs and (now or len(jobs) >= self.config.batch or time.monotonic() >= self._completed_at + MAX_ACK_DELAY):
             self.confirm(jobs, self._complete(jobs))
 
-    def confirm(self, jobs: list[Any], completed: int) -> None:
+    def confirm(self, jobs: list[RunningJob], completed: int) -> None:
         """Remove the first ones of ``completed``, which were sent; of so many the database has changed the rows."""
         locked = self._locked(jobs, completed)
         with self._lock:
@@ -117,12 +127,9 @@ class PendingAcks:
         if time.monotonic() < self._deferred_due:
             return
         self._deferred_due = time.monotonic() + _DEFERRED_INTERVAL
-        if done := [job for job, failure in self.deferred if failure is None]:
-            kept = {id(job) for job in self._locked(done, self._complete(done))}
-            with self._lock:
-                self.deferred = [each for each in self.deferred if each[1] is not None or id(each[0]) in kept]
         for job, failure in list(self.deferred):
-            if failure is not None and not self._locked([job], self._fail(job, failure)):
+            changed = self._complete([job]) if failure is None else self._fail(job, failure)
+            if not self._locked([job], changed):
                 with self._lock:
                     self.deferred.remove((job, failure))
         if not self.deferred:
@@ -133,44 +140,46 @@ class PendingAcks:
         queue = self.config.queue
         while self.deferred:
             job, failure = self.deferred[0]
-            self._database.perform(
-                queue.complete(job) if failure is None else failure_operation(queue, job, failure.text, failure.pause)
-            )
+            if failure is None:
+                self._database.perform(queue.complete(job._pair))
+            else:
+                self._database.perform(failure_operation(queue, job, failure.text, failure.pause))
             with self._lock:
                 self.deferred.pop(0)
 
-    def _complete(self, jobs: list[Any]) -> int:
-        completed: int = self._database.perform(skip_locked(self.config.queue.complete(jobs)))
+    def _complete(self, jobs: list[RunningJob]) -> int:
+        completing = self.config.queue.complete([job._pair for job in jobs])
+        completed: int = self._database.perform(skip_locked(completing))
         return completed
 
-    def _fail(self, job: Any, failure: Failure) -> int:
+    def _fail(self, job: RunningJob, failure: Failure) -> int:
         queue = self.config.queue
         try:
-            operation = failure_operation(queue, job, failure.text, failure.pause)
-            failed: int = self._database.perform(skip_locked(operation))
-        except Exception as unstorable:
-            if not is_about_values(unstorable):
-                raise
-            log(logging.WARNING, "An error could not be stored: %s", unstorable)
-            failed = self._database.perform(skip_locked(failure_operation(queue, job, UNSTORABLE, failure.pause)))
-        if failed and failure.is_last(queue, job):
+            failing = failure_operation(queue, job, failure.text, failure.pause)
+            failed: int = self._database.perform(skip_locked(failing))
+        except Exception as error:
+            # whatever it is: an encoding, a packet that is too large, and then perhaps a lost connection
+            log(logging.WARNING, "An error could not be stored, and is left out: %s", error)
+            failing = failure_operation(queue, job, UNSTORABLE, failure.pause)
+            failed = self._database.perform(skip_locked(failing))
+        if failed and failure.is_last(job):
             self._on_dead(job, failure.error)
         return failed
 
-    def _locked(self, jobs: list[Any], changed: int) -> Sequence[Any]:
+    def _locked(self, jobs: list[RunningJob], changed: int) -> Sequence[RunningJob]:
         """Return those of the jobs that are still owned though the database has changed only so many."""
         if changed == len(jobs):
             return []
-        found = self._database.look_at(jobs)
-        if found.lost:
+        owned = self._database.look_at([job._pair for job in jobs])
+        if owned.lost:
             log(
                 logging.WARNING,
                 "%d jobs had another owner, or had been returned to the queue, before this worker finished them",
-                len(found.lost),
+                len(owned.lost),
             )
-        return found.running
+        return [job for job in jobs if job._pair in owned.running]
 
-    def _defer(self, jobs: list[tuple[Any, Failure | None]]) -> None:
+    def _defer(self, jobs: list[tuple[RunningJob, Failure | None]]) -> None:
         if jobs:
             log(
                 logging.WARNING,
@@ -180,3 +189,42 @@ class PendingAcks:
             with self._lock:
                 self.deferred += jobs
             self._deferred_due = min(self._deferred_due, time.monotonic() + _DEFERRED_INTERVAL)
+
+
+def failure_of(config: WorkerConfig, job: RunningJob, error: BaseException) -> Failure:
+    """Return what is stored of an attempt that raised, and log it."""
+    name, attempt = job._value("external_id"), job._value("attempts")
+    if isinstance(error, Discard):
+        log(logging.WARNING, "The job %s of the queue %r was discarded: %s", name, config.name, error)
+        return Failure(_text_of(error), None, error)
+    if isinstance(error, Undecodable):
+        log(
+            logging.ERROR, "The job %s of the queue %r can't be decoded, and is dead", name, config.name, exc_info=error
+        )
+        return Failure(format_error(error), None, error)
+    most = job._value("max_attempts")
+    pause = error.pause if isinstance(error, Retry) else None
+    if pause is None:
+        try:
+            pause = config.retry_pause(attempt)
+        except (Exception, SystemExit, asyncio.CancelledError) as wrong:
+            log(logging.ERROR, "retry_in failed, and the default is used: %s", wrong, exc_info=wrong)
+            pause = default_pause(attempt)
+    if isinstance(error, Retry):
+        if attempt < most:
+            message = "The job %s of the queue %r is tried again in %.1f s: %s"
+            log(logging.INFO, message, name, config.name, pause, error)
+        else:
+            message = "The job %s of the queue %r is dead, after attempt %d: %s"
+            log(logging.WARNING, message, name, config.name, attempt, error)
+        return Failure(_text_of(error), pause, error)
+    message = "The job %s of the queue %r failed, in attempt %d of %d"
+    log(logging.WARNING, message, name, config.name, attempt, most, exc_info=error)
+    return Failure(format_error(error), pause, error)
+
+
+def _text_of(error: BaseException) -> str:
+    try:
+        return str(error)
+    except BaseException:
+        return format_error(error)

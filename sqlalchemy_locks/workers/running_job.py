@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+
+from sqlalchemy.engine import IteratorResult
+from sqlalchemy.engine.result import SimpleResultMetaData
+
+from sqlalchemy_locks.queue.acknowledge import STALLED
+from sqlalchemy_locks.queue.jobs import BEGUN, Jobs
 
 
 class RunningJob:
@@ -14,18 +20,18 @@ class RunningJob:
     """
 
     # no name that a column may have: those are the row's
-    __slots__ = ("_began_at", "_ends_with_transaction", "_gone", "_may_be_lost", "_row", "_taken")
+    __slots__ = ("_began_at", "_jobs", "_may_be_lost", "_taken", "_values")
 
-    def __init__(self, row: Any, may_be_lost: Callable[[], bool], *, held: bool = False) -> None:
+    def __init__(self, jobs: Jobs, values: Sequence[Any], may_be_lost: Callable[[], bool]) -> None:
         """Wrap a row.
 
+        :param values: of the columns of the table, in their order.
         :param may_be_lost: whether the job may have another owner by now, as far as the worker can tell without asking.
-        :param held: the transaction that has captured it is open (``hold=True``), and only that one can end it.
         """
-        self._row, self._ends_with_transaction = row, held
+        self._jobs, self._values = jobs, values
         self._may_be_lost = may_be_lost
-        #: the database has said that it no longer runs: another owner has it (``_taken``), or its handler has ended it
-        self._gone = self._taken = False
+        #: the database has said that another owner has it
+        self._taken = False
         #: when its handler was called, by ``time.monotonic()``
         self._began_at = 0.0
 
@@ -33,31 +39,66 @@ class RunningJob:
     def lost(self) -> bool:
         """Whether the job has another owner by now, or may have one; without a round trip.
 
-        It may have one once no heartbeat has been sent for ``stalled_after`` seconds; with ``hold=True``, once the
-        server is known to have closed the connection. A handler that sees it should stop: another run may have begun.
+        It may have one once no heartbeat has been sent for ``stalled_after`` seconds. A handler that sees it should
+        stop: another run may have begun.
         """
         return self._taken or self._may_be_lost()
+
+    @property
+    def _pair(self) -> tuple[Any, int]:
+        return self._value("internal_id"), self._value("claim")
+
+    @property
+    def _is_counted(self) -> bool:
+        """Whether the attempt was counted."""
+        return bool(self._value("claim") & BEGUN)
+
+    @property
+    def _is_suspect(self) -> bool:
+        """Whether its last attempt ended with its worker, which it may have killed."""
+        return bool(self._value("error") == STALLED)
+
+    def _value(self, role: str) -> Any:
+        """Return what the row has in the column of a role."""
+        return self._values[self._jobs.indexes[role]]
+
+    def _count(self) -> None:
+        """Note that the attempt was counted."""
+        values = list(self._values)
+        values[self._jobs.indexes["claim"]] += BEGUN
+        values[self._jobs.indexes["attempts"]] += 1
+        self._values = values
+
+    def _decode(self, decoders: Sequence[tuple[int, Callable[[Any], Any]]]) -> None:
+        """Decode what was read undecoded."""
+        values = list(self._values)
+        for index, decode in decoders:
+            values[index] = decode(values[index])
+        self._values = values
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return getattr(self._row, name)
+        try:
+            return self._values[self._jobs.keys[name]]
+        except KeyError:
+            raise AttributeError(name) from None
 
     def __getitem__(self, index: Any) -> Any:
-        return self._row[index]
+        return tuple(self)[index]
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(self._row)
+        return iter(self._values[: len(self)])
 
     def __len__(self) -> int:
-        return len(self._row)
+        return len(self._jobs.keys)
 
     def __reduce__(self) -> Any:
-        return _same, (self._row,)  # another process gets the row
+        return _row, (tuple(self._jobs.keys), tuple(self))  # another process gets the row
 
     def __repr__(self) -> str:
-        return repr(self._row)
+        return repr(_row(tuple(self._jobs.keys), tuple(self)))
 
 
-def _same(row: Any) -> Any:
-    return row
+def _row(keys: tuple[str, ...], values: tuple[Any, ...]) -> Any:
+    return IteratorResult(SimpleResultMetaData(keys), iter([values])).one()

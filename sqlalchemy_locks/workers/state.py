@@ -2,13 +2,17 @@
 
 Everything here is synchronous: ``AsyncWorker`` calls it in a greenlet. One thread at a time calls what talks
 to the database; handlers' threads call :meth:`WorkerState.take` and :meth:`WorkerState.done`, the heartbeats' thread
-:meth:`WorkerState.jobs` and :meth:`WorkerState.drop`.
+:meth:`WorkerState.lose_all`.
+
+A captured job waits until its attempt is counted, is then ready, and runs when a slot is free. The attempt counts when
+the handler begins: so many jobs are counted at a time as there are free slots. Where handlers take less time than a
+round trip to the database, first attempts are counted ahead, by the batch, and by the capture itself; never the last
+attempt of a job, so that none is dead that hasn't begun.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 import time
@@ -17,28 +21,19 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from sqlalchemy.exc import DBAPIError
-
-from sqlalchemy_locks.core.operation import fresh_nonce
-from sqlalchemy_locks.errors import Discard, LockError, Retry
+from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.queue.acknowledge import skip_locked
-from sqlalchemy_locks.runtime.renewal import clock
+from sqlalchemy_locks.queue.fetch import decoders
+from sqlalchemy_locks.queue.jobs import BEGUN
+from sqlalchemy_locks.queue.liveness import ReadHeartbeat
 from sqlalchemy_locks.runtime.retry import Sleep
 from sqlalchemy_locks.sql.clock import utc
-from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig, default_pause
-from sqlalchemy_locks.workers.database import (
-    WorkerDatabase,
-    format_error,
-    is_about_no_job,
-    is_about_statement,
-    is_temporary,
-    is_wrong_statement,
-    log,
-)
+from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig
+from sqlalchemy_locks.workers.database import WorkerDatabase, is_temporary, log, was_answered
 from sqlalchemy_locks.workers.events import JobReports, ObservedWorker
 from sqlalchemy_locks.workers.fetch_cursor import FetchCursor
 from sqlalchemy_locks.workers.heartbeats import Heartbeats
-from sqlalchemy_locks.workers.results import MAX_ACK_DELAY, Failure, PendingAcks
+from sqlalchemy_locks.workers.results import MAX_ACK_DELAY, PendingAcks, Undecodable, failure_of
 from sqlalchemy_locks.workers.running_job import RunningJob
 
 #: the pause while the database is unavailable, in seconds: the first one, and the longest
@@ -46,18 +41,23 @@ _FIRST_PAUSE, LONGEST_ERROR_PAUSE = 0.1, 5.0
 #: the longest time without a fetch from the head of the queue, in seconds: a search that was slow may have waited for
 #: something else
 _LONGEST_WITHOUT_HEAD = 1.0
-#: how many jobs of silent workers are counted
-_MOST_SILENT = 1000
+#: how many jobs of silent workers are requeued in one transaction
+_REQUEUE = 1000
 #: how often a worker that stops tries to report and release its jobs
 _CLOSE_ATTEMPTS = 5
+#: in how short a time all ready jobs have to be done before more of them are counted ahead, in seconds
+_PACE = 0.05
+#: how often a job whose row was locked is tried again, in seconds
+_LOCKED_INTERVAL = 0.25
 
 
 class WorkerState:
-    """The jobs of one run of a worker: waiting for a free slot, running, finished.
+    """The jobs of one run of a worker: captured, ready, running, finished.
 
     :param worker: the target of listeners.
     :param wake: ends the pause between two cycles.
     :param until_empty: end when no job is due and none runs.
+    :param loop: that of the app, under asyncio.
     """
 
     def __init__(
@@ -69,34 +69,25 @@ class WorkerState:
         wake: Callable[[], object] = lambda: None,
         *,
         until_empty: bool = False,
+        loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.config, self._stop, self._wake = config, stop, wake
         self.database = WorkerDatabase(config, sleep)
         self._lock = threading.Lock()
         self.cursor = FetchCursor(config.backend.keeps_dead_index_entries, min(config.heartbeat, _LONGEST_WITHOUT_HEAD))
-        #: ``processing_host`` of this run; no other run of any worker has the same
-        self.host = f"{config.host}:{fresh_nonce()[:8]}"
-        self.reports = JobReports(worker, config, self.host)
+        self.heartbeats = Heartbeats(
+            config, on_lost=self.lose_all, on_change=self._changed, on_error=self.fail, loop=loop
+        )
+        self.reports = JobReports(worker, config, lambda: self.heartbeats.host)
         self.acks = PendingAcks(
             config, self.database, self._lock, lambda job, error: self.reports.emit_job("dead", job, error=error)
         )
-        self.heartbeats = Heartbeats(
-            config,
-            self.host,
-            self.jobs,
-            unfinished=self.unfinished,
-            on_locked=self.withhold,
-            on_lost=self.drop,
-            on_change=self._changed,
-            on_error=self.fail,
-            on_stalled=self.reports.emit_stalled,
-        )
-        self.waiting: deque[Any] = deque()
-        #: waiting, too, and not to be started: another session, which may be requeueing them, has locked their rows
-        self.withheld: list[Any] = []
+        self._decoders = decoders(config.queue._jobs, config.engine.dialect)
+        #: captured, and not counted yet
+        self.waiting: deque[RunningJob] = deque()
+        #: counted, and to be run when a slot is free
+        self.ready: deque[RunningJob] = deque()
         self.running: dict[int, RunningJob] = {}
-        #: those that were still running at the end, and whose rows were locked
-        self._running_locked: list[Any] = []
         #: no job is captured or started any more
         self.stopping = False
         self._deadline = float("inf")
@@ -106,17 +97,26 @@ class WorkerState:
         self._more_jobs = False
         #: the pause while the database is unavailable, in seconds
         self._error_pause = 0.0
-        #: the reply to a capture was lost: this worker may own jobs that it doesn't know of
+        #: the outcome of a fetch is unknown: this worker may own jobs that it doesn't know of
         self._reply_lost = False
-        #: when to look for them a second time, since the capture may have taken effect after the first look
-        self._search_again_at = float("inf")
+        #: when to compare the jobs that it has with those in the database, and when to requeue those of silent workers
+        self._compare_at = time.monotonic() + self._interval
+        self._requeue_at = -float("inf")
         #: the last fetch has reported the completed jobs
         self._fetched = False
-        #: the last fetch failed, perhaps over a job that can't be decoded: the next one reads its jobs one by one
-        self._suspicious = False
         self._until_empty = until_empty
         #: the last fetch found no job, and none ran meanwhile
         self._empty = False
+        #: how many jobs may be counted ahead, and when jobs became ready for the last time
+        self._ahead = 0
+        self._ready_at = -float("inf")
+        #: jobs whose rows were locked stay uncounted until then
+        self._locked_until = -float("inf")
+
+    @property
+    def _interval(self) -> float:
+        """How often the worker compares its jobs with those in the database, in seconds."""
+        return self.config.stalled_after or 300.0
 
     # between cycles, in any thread
 
@@ -125,54 +125,53 @@ class WorkerState:
         with self._lock:
             return self._take()
 
-    def put_back(self, job: RunningJob) -> None:
-        """Note that a job which was taken is not begun: it waits again, and is released with those that wait."""
-        with self._lock:
-            self.running.pop(id(job), None)
-            self.waiting.appendleft(job._row)
+    def call(self, job: RunningJob, handler: Callable[[RunningJob], Any]) -> Any:
+        """Decode a job and call its handler; whatever is raised is an error of the job."""
+        try:
+            job._decode(self._decoders)
+        except Exception as error:
+            raise Undecodable("the job can't be decoded") from error
+        self.reports.emit_job("begun", job)
+        return handler(job)
 
     def done(self, job: RunningJob, error: BaseException | None) -> bool:
         """Note that a handler has returned or raised; never raises.
 
         :return: whether a cycle is due now.
         """
-        if error is None:
-            self._report("completed", job)
-            with self._lock:
-                return self._complete(job)
-        failure = failure_of(self.config, job._row, error)
-        self._report("failed", job, error)
+        return self.done_and_take(job, error, following=False)[0]
+
+    def done_and_take(
+        self, job: RunningJob, error: BaseException | None, *, following: bool = True
+    ) -> tuple[bool, RunningJob | None]:
+        """Note that a handler has returned or raised, then :meth:`take` another job."""
+        failure = None if error is None else failure_of(self.config, job, error)
+        self.reports.emit_job("completed" if error is None else "failed", job, error=error)
         with self._lock:
-            self.acks.failed.append((job._row, failure))
+            if failure is None:
+                self.acks.add_completed(job)
+            else:
+                self.acks.failed.append((job, failure))
             self.running.pop(id(job), None)
-        return True
+            due = failure is not None or not self.ready or len(self.acks.completed) >= self.config.batch
+            return due, self._take() if following else None
 
-    def done_and_take(self, job: RunningJob) -> tuple[bool, RunningJob | None]:
-        """Note that a handler has returned, as :meth:`done` does, then :meth:`take` another job."""
-        self._report("completed", job)
+    def lose_all(self) -> None:
+        """Note that the jobs have other owners: those of a worker whose row is gone."""
         with self._lock:
-            return self._complete(job), self._take()
-
-    def drop(self, gone: Sequence[Any], lost: Sequence[Any]) -> None:
-        """Don't start the jobs (rows) in ``gone``; set ``job.lost`` for the running ones in ``lost``."""
-        absent, taken = {id(row) for row in gone}, {id(row) for row in lost}
-        with self._lock:
-            before = len(self.waiting) + len(self.withheld)
-            self.waiting = deque(row for row in self.waiting if id(row) not in absent)
-            self.withheld = [row for row in self.withheld if id(row) not in absent]
-            dropped = before - len(self.waiting) - len(self.withheld)
-            running = [job for job in self.running.values() if id(job._row) in taken and not job._taken]
+            dropped = len(self.waiting) + len(self.ready)
+            self.waiting.clear()
+            self.ready.clear()
             for job in self.running.values():
-                job._gone = job._gone or id(job._row) in absent
-                job._taken = job._taken or id(job._row) in taken
-        if dropped:
-            log(logging.WARNING, "%d jobs are not started: they have another owner by now", dropped)
-        if running:
-            log(
-                logging.WARNING,
-                "%d running jobs were lost: they have another owner by now, or were returned to the queue (job.lost)",
-                len(running),
-            )
+                job._taken = True
+            running = len(self.running)
+        log(
+            logging.WARNING,
+            "This worker was silent, and has lost its jobs: %d that were running (job.lost), %d that were not started",
+            running,
+            dropped,
+        )
+        self._changed()
 
     def fail(self, error: BaseException) -> None:
         """End the worker for a permanent error; running handlers have the grace of a stop."""
@@ -183,48 +182,19 @@ class WorkerState:
         self._stop.request()
         self._wake()
 
-    def withhold(self, locked: Sequence[Any]) -> None:
-        """Don't start the jobs (rows) in ``locked`` until a call that leaves them out."""
-        ids = set(map(id, locked))
-        with self._lock:
-            if not ids and not self.withheld:
-                return
-            jobs, before = [*self.withheld, *self.waiting], len(self.withheld)
-            self.withheld = [row for row in jobs if id(row) in ids]
-            self.waiting = deque(row for row in jobs if id(row) not in ids)
-            fewer = len(self.withheld) < before
-        if fewer:
-            self._changed()
-
-    def unfinished(self, rows: Sequence[Any]) -> list[Any]:
-        """Return those of the jobs (rows) that wait or run."""
-        with self._lock:
-            ids = {id(row) for row in (*self.waiting, *self.withheld, *(job._row for job in self.running.values()))}
-        return [row for row in rows if id(row) in ids]
-
-    def _report(self, what: str, job: RunningJob, error: BaseException | None = None) -> None:
-        if self.reports.has_listeners:
-            self.reports.emit_job(what, job._row, took=self.reports.run_time(job), error=error)
-
     def _changed(self) -> None:
         self._more_jobs = True  # requeued jobs are waiting
         self._wake()
 
     def _take(self) -> RunningJob | None:
-        config = self.config
         # a stop may be requested while a cycle waits for the database
-        if self.stopping or self._stop.requested or not self.waiting or len(self.running) >= config.concurrency:
+        if self.stopping or self._stop.requested or not self.ready or len(self.running) >= self.config.concurrency:
             return None
         if not self.heartbeats.recent():
             return None  # after the process or the database was stopped, the jobs may have other owners already
-        job = RunningJob(self.waiting.popleft(), self.heartbeats.may_be_lost)
+        job = self.ready.popleft()
         self.running[id(job)] = job
         return job
-
-    def _complete(self, job: RunningJob) -> bool:
-        self.acks.add_completed(job._row)
-        self.running.pop(id(job), None)
-        return len(self.acks.completed) >= self.config.batch or not self.waiting
 
     # the cycles
 
@@ -246,46 +216,26 @@ class WorkerState:
         steps = (
             self.acks.send_failed,
             self._fetch,
+            self._count_attempts,
             self._send_completed,  # if nothing was fetched, for whatever reason
             self.acks.send_deferred,
-            self._find_lost_captures,
-            self._release_waiting_if_stopping,
+            self._compare_if_due,
+            self._requeue_silent,
+            self._release_if_stopping,
         )
         errors: list[BaseException] = []
         failed = self._take_steps(steps, errors)
         for error in errors:
             self.fail(error)
         if failed or errors:
-            self._lengthen_pause()
+            self._error_pause = min(LONGEST_ERROR_PAUSE, max(_FIRST_PAUSE, 2 * self._error_pause))
         else:
             self._error_pause = 0.0
-
-    def _lengthen_pause(self) -> None:
-        self._error_pause = min(LONGEST_ERROR_PAUSE, max(_FIRST_PAUSE, 2 * self._error_pause))
-
-    def held_failed(self, error: Exception, *, captured: bool) -> float:
-        """Log an error of a slot with a transaction of its own; return the pause, which grows while captures fail.
-
-        :param captured: it had captured a job.
-        """
-        if captured:
-            log(logging.WARNING, "A held job is released: %s", error)
-            return self.config.poll
-        with self._lock:
-            before = self._error_pause
-            self._lengthen_pause()
-        if not before:  # once for all slots
-            log(logging.WARNING, "Database unavailable: %s", error)
-        return self._error_pause
-
-    def held_succeeded(self) -> None:
-        """Note that a slot with a transaction of its own could capture."""
-        self._error_pause = 0.0
 
     @property
     def idle(self) -> bool:
         """Whether a job could be started."""
-        free = len(self.running) < self.config.concurrency and not self.waiting and not self.stopping
+        free = len(self.running) < self.config.concurrency and not (self.waiting or self.ready or self.stopping)
         return free and self.heartbeats.recent()  # which wakes this worker when it is
 
     def pause(self) -> float:
@@ -294,38 +244,45 @@ class WorkerState:
         return min(pause, max(0.0, self._deadline - time.monotonic())) if self.stopping else pause
 
     def _idle_time(self) -> float:
-        acks = self.acks
+        acks, now = self.acks, time.monotonic()
         if self._error_pause:
             return self._error_pause
         free = self.idle
+        with self._lock:
+            countable = bool(self._countable())
         if (
             acks.failed
-            or (acks.completed and not self.waiting)
+            or (acks.completed and not self.ready)
+            or (countable and now >= self._locked_until)
             or (free and (self._more_jobs or (self._until_empty and self._empty)))
         ):
             return 0.0
-        times = [self.config.poll if free else self.config.heartbeat, acks.due_in()]
-        times.append(self._search_again_at - time.monotonic())
-        if self.waiting and not acks.completed:
+        times = [self.config.poll if free else self.config.heartbeat, acks.due_in(), self._compare_at - now]
+        if countable:
+            times.append(self._locked_until - now)
+        if self.config.stalled_after is not None:
+            times.append(max(_FIRST_PAUSE, self._requeue_at - now))
+        if self.ready and not acks.completed:
             times.append(MAX_ACK_DELAY)  # the first job to be completed wakes no cycle
         return max(0.0, min(times))
 
     def close(self) -> None:
         """Report what is finished, and release all other jobs: those that still run may run again elsewhere."""
         self.stopping = True
-        self.warn_of_running(len(self.running))
+        if self.running:
+            message = "The worker of the queue %r ended while %d of its handlers ran: their jobs may run again"
+            log(logging.WARNING, message, self.config.name, len(self.running))
         errors: list[BaseException] = [] if self.error is None else [self.error]
         steps: Sequence[Callable[[], None]] = (
             self._send_all_completed,
             self.acks.send_failed,
-            self.release_waiting,
+            self._release_waiting,
             self._release_running,
             # those whose handlers returned between the first step and the release of what ran
             self._send_all_completed,
             self.acks.send_failed,
-            self._release_lost_captures,
+            self._compare,
             self.acks.wait_for_locked,
-            self._wait_for_locked,
         )
         for _ in range(_CLOSE_ATTEMPTS):
             steps = self._take_steps(steps, errors)
@@ -336,34 +293,6 @@ class WorkerState:
             log(logging.ERROR, "Jobs could not be released: they are requeued when they have stalled")
         if errors:
             raise errors[0]
-        if self._until_empty:
-            with contextlib.suppress(Exception):
-                self._warn_of_silent()
-
-    def warn_of_running(self, count: int) -> None:
-        """Log that handlers have not returned within the grace, which is too short, or were cancelled."""
-        if count:
-            message = "The worker of the queue %r ended while %d of its handlers ran: their jobs may run again"
-            log(logging.WARNING, message, self.config.name, count)
-
-    def _warn_of_silent(self) -> None:
-        """Log that jobs of silent workers are left, which only a worker that stays can judge."""
-        config = self.config
-        if config.stalled_after is None:
-            return
-        now: Any = utc(self.database.perform(config.queue._server_time()))
-        since = now - timedelta(seconds=config.stalled_after)
-        # without locks, which would hide them from the sweep of a worker that stays
-        look = config.queue._silent_jobs(since, queue=config.name, limit=_MOST_SILENT, unlocked=False)
-        if silent := self.database.perform(look):
-            log(
-                logging.WARNING,
-                "%d jobs of the queue %r have had no heartbeat for %g s: their workers are dead, or their rows are "
-                "locked. A worker that stays, or queue.requeue_stalled(), requeues those of dead workers",
-                len(silent),
-                config.name,
-                config.stalled_after,
-            )
 
     def _take_steps(self, steps: Sequence[Callable[[], None]], errors: list[BaseException]) -> list[Callable[[], None]]:
         """Take steps one after the other, and return those that have to be taken again.
@@ -381,217 +310,234 @@ class WorkerState:
                     continue  # the other steps may succeed
                 log(logging.WARNING, "Database unavailable: %s", error)
                 failed.append(step)
-                without_reply += not is_about_statement(error)
+                without_reply += not was_answered(error)
                 if without_reply > 1:
                     # one step may have asked for too much; after two, each further one would only wait as long
                     return [*failed, *steps[number + 1 :]]
         return failed
 
-    def jobs(self) -> list[Any]:
-        """Return the rows of every job that this worker owns, as far as it knows."""
-        with self._lock:
-            return self._jobs()
-
-    def _jobs(self) -> list[Any]:
-        running = [job._row for job in self.running.values() if not job._gone]
-        return [*self.waiting, *self.withheld, *running, *self.acks.jobs()]
-
     def _fetch(self) -> None:
         """Capture jobs if a slot is free, and report the completed ones in the same transaction."""
-        config = self.config
+        config, host = self.config, self.heartbeats.host
         self._fetched = self._empty = False
-        if self.stopping or self._stop.requested or self.waiting or not self.heartbeats.recent():
-            return
         with self._lock:
             running, completed = len(self.running), list(self.acks.completed)
-        if running >= config.concurrency:
+            busy = self.stopping or self._stop.requested or self.waiting or self.ready or self._runs_suspect()
+        if busy or running >= config.concurrency or not self.heartbeats.recent():
             return
+        ahead = self._pace()
         limit = min(config.batch, config.concurrency - running + config.prefetch)
-        asked_at = clock()
-        if self._suspicious:
-            self._fetch_unread(limit)
-            return
         self._more_jobs = False  # what is noted from now on stays noted
         started, after = time.monotonic(), self.cursor.after()
-        operation = config.queue._fetch(completed, limit, queue=config.name, host=self.host, after=after)
+        operation = config.queue._fetch(
+            [job._pair for job in completed], limit, queue=config.name, host=host, after=after, ahead=limit <= ahead
+        )
         self._reply_lost, reply_lost = True, self._reply_lost
-        try:
-            jobs, changed = self.database.perform(operation)
-        except Exception as error:
-            refused = isinstance(error, DBAPIError) and is_about_statement(error)
-            self._suspicious = refused or not is_temporary(error)
-            if is_temporary(error) or is_wrong_statement(error):
-                raise
-            log(logging.WARNING, "A fetch failed, and jobs are read one by one: %s", error)
-            self._more_jobs = True
-            return
+        rows, changed = self.database.perform(operation)
         self._reply_lost = reply_lost or self.database.retried
-        with self._lock:
-            if clock() - asked_at > config.heartbeat:
-                self.heartbeats.require_heartbeat()
-            self.waiting.extend(jobs)
-        last = config.queue._jobs.position(jobs[-1]) if len(jobs) == limit else None
+        self._receive(rows, host)
+        last = config.queue._jobs.position(rows[-1]) if len(rows) == limit else None
         # a retry took its time for another reason than the search
         self.cursor.advance(after, last, 0.0 if self.database.retried else time.monotonic() - started)
         # where a search stops early because others capture, too, there may be more jobs than it has found
-        stopped_early = bool(jobs) and not config.backend.releases_skipped_rows
+        stopped_early = bool(rows) and not config.backend.releases_skipped_rows
         if last is not None or after is not None or stopped_early:
             self._more_jobs = True
         self._fetched = True
         with self._lock:
-            left = self.waiting or self.withheld or running or self.acks.failed
-            self._empty = not (left or self._more_jobs or self._reply_lost)
+            unfinished = self.waiting or self.ready or running or self.acks.failed
+            self._empty = not (unfinished or self._more_jobs or self._reply_lost)
         self.acks.confirm(completed, changed)
 
-    def _fetch_unread(self, limit: int) -> None:
-        """Capture jobs without reading them, after a fetch that failed: one of them may be impossible to decode."""
-        config = self.config
-        if self._reply_lost:
-            return  # they are searched first: the fetch that failed may have captured them
-        self._reply_lost = True
-        found = self.database.perform(config.queue._capture_unread(limit, queue=config.name, host=self.host))
-        self._suspicious = False
-        self._more_jobs = bool(found)
-        self._reply_lost = self._more_jobs or self.database.retried
+    def _receive(self, rows: Sequence[Sequence[Any]], host: str) -> None:
+        """Keep captured jobs; return them where the worker has begun again under another host meanwhile."""
+        jobs = [RunningJob(self.config.queue._jobs, row, self.heartbeats.may_be_lost) for row in rows]
+        with self._lock:
+            current = host == self.heartbeats.host
+            if current:
+                for job in jobs:
+                    (self.ready if job._is_counted and not job._is_suspect else self.waiting).append(job)
+                if self.ready:
+                    self._ready_at = time.monotonic()
+        if not current:
+            self._release(jobs)
+
+    def _pace(self) -> int:
+        """Return how many jobs may be counted ahead: more and more while handlers take hardly any time."""
+        if time.monotonic() - self._ready_at <= _PACE:
+            self._ahead = min(self.config.batch, max(2 * self._ahead, 2 * self.config.concurrency))
+        else:
+            self._ahead = 0
+        return self._ahead
+
+    def _runs_suspect(self) -> bool:
+        return any(job._is_suspect for job in (*self.ready, *self.running.values()))
+
+    def _countable(self) -> list[RunningJob]:
+        """Return the waiting jobs whose handlers may begin; the caller holds the lock."""
+        free = self.config.concurrency - len(self.running) - len(self.ready)
+        if self.stopping or self._stop.requested or not self.waiting or free <= 0 or self._runs_suspect():
+            return []
+        first = self.waiting[0]
+        if first._is_suspect:
+            # alone in its process: whatever ran beside it would end with it
+            return [] if self.ready or self.running else [first]
+        jobs: list[RunningJob] = []
+        for job in self.waiting:
+            is_last = job._value("attempts") + 1 >= job._value("max_attempts")
+            if job._is_suspect or (len(jobs) >= free and (is_last or len(jobs) >= self._ahead)):
+                break
+            jobs.append(job)
+        return jobs
+
+    def _count_attempts(self) -> None:
+        """Count the attempts of waiting jobs whose handlers are about to begin."""
+        if time.monotonic() < self._locked_until or not self.heartbeats.recent():
+            return
+        with self._lock:
+            if self.waiting and not self.ready:
+                self._pace()
+            jobs = self._countable()
+        if not jobs:
+            return
+        counted = self._counted(jobs)
+        with self._lock:
+            present = set(map(id, self.waiting))
+            begun = [job for job in jobs if job in counted and id(job) in present]
+            self.waiting = deque(job for job in self.waiting if job not in counted)
+            self.ready.extend(begun)
+            self._ready_at = time.monotonic()
+            if self.ready and self.ready[0]._is_suspect:
+                others, self.waiting = list(self.waiting), deque()
+            else:
+                others = []
+        self._release([*others, *(job for job in counted if id(job) not in present)])
+
+    def _counted(self, jobs: list[RunningJob]) -> set[RunningJob]:
+        """Count attempts in the database, and return the jobs of those that are counted.
+
+        Jobs of other owners are dropped. Those whose rows are locked, perhaps since they are being requeued, wait.
+        """
+        uncounted = [job for job in jobs if not job._is_counted]
+        pairs = [job._pair for job in uncounted]
+        if pairs and self.database.perform(self.config.queue._begin(pairs)) == len(pairs):
+            for job in uncounted:
+                job._count()
+            return set(jobs)
+        counted = set(jobs) - set(uncounted)
+        owned = self.database.look_at([*pairs, *map(_begun, pairs)]) if pairs else None
+        for job, pair in zip(uncounted, pairs, strict=True):
+            assert owned is not None
+            if _begun(pair) in owned.running:
+                job._count()
+                counted.add(job)
+            elif pair in owned.running:
+                self._locked_until = time.monotonic() + _LOCKED_INTERVAL
+            else:
+                log(logging.WARNING, "A job is not started: it has another owner by now")
+                with self._lock:
+                    if job in self.waiting:
+                        self.waiting.remove(job)
+        return counted
 
     def _send_completed(self) -> None:
         if not self._fetched:
-            self.acks.send_completed(now=not self.waiting or self.stopping)
+            self.acks.send_completed(now=not self.ready or self.stopping)
 
     def _send_all_completed(self) -> None:
         self.acks.send_completed(now=True)
 
-    def _find_lost_captures(self) -> None:
-        """Find the jobs of a capture whose reply was lost, by the host name that only this run has.
+    def _compare_if_due(self) -> None:
+        if self._reply_lost or time.monotonic() >= self._compare_at:
+            self._compare()
 
-        It searches immediately and again after a heartbeat: the server may continue a statement whose client has
-        given up.
+    def _compare(self) -> None:
+        """Compare the jobs that this worker has with those that it has in the database.
+
+        Those that it doesn't know return to the queue: the reply to their capture was lost. It looks at once, again
+        after a heartbeat, and from time to time, since the server may continue a statement whose client has given up.
         """
-        search_again = self._search_again_at < float("inf") and (
-            self.stopping or time.monotonic() >= self._search_again_at
-        )
-        if not self._reply_lost and not search_again:
-            return
-        queue = self.config.queue
-        found = [tuple(pair) for pair in self.database.perform(queue._running_on(self.host, queue=self.config.name))]
+        queue, host = self.config.queue, self.heartbeats.host
+        pairs = {tuple(pair) for pair in self.database.perform(queue._running_on(host, queue=self.config.name))}
         with self._lock:
-            known = set(queue._jobs.pairs(self._jobs()))
-        if unknown := [pair for pair in found if pair not in known]:
-            self._suspicious = False
-            if self.stopping:
-                locked = self._release(unknown)
-                with self._lock:
-                    self.withheld += locked
-            else:
-                self._add_waiting(unknown)
-        self._search_again_at = time.monotonic() + self.config.heartbeat if self._reply_lost else float("inf")
-        self._reply_lost = False
-        if self._until_empty:
+            owned = [*self.waiting, *self.ready, *self.running.values()]
+            known = {job._pair for job in (*owned, *self.acks.jobs())}
+        unknown = pairs - known - set(map(_begun, known))
+        if unknown:
+            self.database.perform(skip_locked(queue.release(sorted(unknown))))
+            self._more_jobs = True
+        if not self.stopping:
+            self._lose([job for job in owned if job._pair not in pairs and _begun(job._pair) not in pairs])
+        self._compare_at = time.monotonic() + (self.config.heartbeat if self._reply_lost else self._interval)
+        if self._reply_lost and self._until_empty:
             self._more_jobs = True  # whether the queue is empty is known after a fetch that was answered
+        self._reply_lost = False
 
-    def _add_waiting(self, pairs: list[Any]) -> None:
-        """Read jobs that this worker has captured, and keep them waiting; those that can't be decoded are dead.
-
-        One that can't be read for the moment, such as within the app's ``statement_timeout``, has used an attempt.
-        """
-        queue = self.config.queue
-        try:
-            rows = self.database.perform(queue._read(pairs))
-        except Exception as error:
-            if is_about_no_job(error):
-                raise  # the next cycle finds them again, or the worker ends and releases them
-            temporary = is_temporary(error)
-            if len(pairs) > 1:
-                for pair in pairs:
-                    self._add_waiting([pair])
-                return
-            if not self.database.look_at(pairs).running:
-                return
-            # its id and claim can be read, and the whole row can't
-            state = "an attempt has failed" if temporary else "it is dead"
-            log(logging.ERROR, "A job can't be read, and %s: internal_id %s", state, pairs[0][0], exc_info=error)
-            self.database.perform(queue.fail(pairs, error=format_error(error), retry=temporary))
-            if not temporary:
-                self.reports.emit_unread(error)
-            return
+    def _lose(self, jobs: Sequence[RunningJob]) -> None:
+        """Note which of the jobs, which no longer run, have another owner, rather than were ended by their handlers."""
+        lost = self.database.look_at([job._pair for job in jobs]).lost
+        taken = [job for job in jobs if job._pair in lost]
         with self._lock:
-            self.heartbeats.require_heartbeat()  # they are not started before the next heartbeat, which includes them
-            self.waiting.extend(rows)
+            for job in taken:
+                job._taken = True
+            self.waiting = deque(job for job in self.waiting if job not in taken)
+            self.ready = deque(job for job in self.ready if job not in taken)
+        if taken:
+            log(logging.WARNING, "%d jobs were lost: they have another owner by now (job.lost)", len(taken))
 
-    def _release_waiting_if_stopping(self) -> None:
+    def _requeue_silent(self) -> None:
+        """Requeue the jobs of silent workers, if this one may judge others."""
+        config = self.config
+        if config.stalled_after is None or self.stopping or time.monotonic() < self._requeue_at:
+            return
+        if not self.heartbeats.steady():
+            return
+        # of a heartbeat in time: however late the statement is executed, it judges by an instant at which others could
+        # send one, too
+        heartbeat_at = self.database.perform(config.queue._of_worker(ReadHeartbeat, self.heartbeats.host))
+        if heartbeat_at is None or not self.heartbeats.steady():
+            return
+        instant: Any = utc(heartbeat_at)
+        silent_since = instant - timedelta(seconds=config.stalled_after)
+        operation = config.queue._requeue_silent(silent_since, queue=config.name, limit=_REQUEUE)
+        number = self.database.perform(operation)
+        if number:
+            log(logging.WARNING, "%d jobs were requeued: their worker sent no heartbeat", number)
+            self.reports.emit_stalled(number)
+            self._more_jobs = True
+        if number < _REQUEUE:
+            self._requeue_at = time.monotonic() + config.requeue_interval
+
+    def _release_if_stopping(self) -> None:
         if self.stopping:
-            self.release_waiting()
+            self._release_waiting()
 
-    def release_waiting(self) -> None:
-        """Release the jobs that were not started, so that other workers needn't wait until they have stalled.
-
-        Those whose rows are locked stay withheld.
-        """
+    def _release_waiting(self) -> None:
+        """Release the jobs that were not started, so that other workers needn't wait until they have stalled."""
         with self._lock:  # a slot that has seen no stop takes its job first
             self.stopping = True
-            jobs = [*self.waiting, *self.withheld]
-        locked = self._release(jobs)
+            jobs = [*self.waiting, *self.ready]
+        self._release(jobs)
         with self._lock:
             self.waiting.clear()
-            self.withheld = locked
-
-    def _release_lost_captures(self) -> None:
-        # a step of its own, so that known jobs are released even where the search for others fails
-        self._find_lost_captures()
-        self.release_waiting()
+            self.ready.clear()
 
     def _release_running(self) -> None:
         with self._lock:
-            running = [job._row for job in self.running.values()]
-            for job in self.running.values():
+            running = list(self.running.values())
+            for job in running:
                 job._taken = True  # before another worker may begin it
-        self._running_locked = self._release(running)
+        self._release(running)
 
-    def _release(self, jobs: Sequence[Any]) -> list[Any]:
-        """Release jobs (rows); return those of them whose rows another session has locked."""
-        if not jobs or self.database.perform(skip_locked(self.config.queue.release(jobs))) == len(jobs):
-            return []
-        return self.database.look_at(jobs).running
-
-    def _wait_for_locked(self) -> None:
-        """Release the jobs whose rows were locked, waiting for them to be unlocked: the last step."""
-        for jobs in (self.withheld, self._running_locked):
-            while jobs:
-                self.database.perform(self.config.queue.release(jobs[0]))
-                with self._lock:
-                    jobs.pop(0)
+    def _release(self, jobs: Sequence[RunningJob]) -> None:
+        """Return jobs to the queue; those whose rows are locked are returned when they have stalled."""
+        if jobs:
+            pairs = {job._pair for job in jobs}
+            # whose attempt may be counted, though no reply has said so
+            pairs |= set(map(_begun, pairs))
+            self.database.perform(skip_locked(self.config.queue.release(sorted(pairs))))
 
 
-def failure_of(config: WorkerConfig, job: Any, error: BaseException) -> Failure:
-    """Return what is stored of an attempt of a job (its row) that raised, and log it."""
-    name = config.queue._jobs.value(job, "external_id")
-    if isinstance(error, Discard):
-        log(logging.WARNING, "The job %s of the queue %r was discarded: %s", name, config.name, error)
-        return Failure(_text_of(error), None, error)
-    attempt: int = config.queue._jobs.value(job, "attempts")
-    attempts: int = config.queue._jobs.value(job, "max_attempts")
-    pause = error.pause if isinstance(error, Retry) else None
-    if pause is None:
-        try:
-            pause = config.retry_pause(attempt)
-        except (Exception, SystemExit, asyncio.CancelledError) as wrong:
-            log(logging.ERROR, "retry_in failed, and the default is used: %s", wrong, exc_info=wrong)
-            pause = default_pause(attempt)
-    if isinstance(error, Retry):
-        if attempt < attempts:
-            message = "The job %s of the queue %r is tried again in %.1f s: %s"
-            log(logging.INFO, message, name, config.name, pause, error)
-        else:
-            message = "The job %s of the queue %r is dead, after attempt %d: %s"
-            log(logging.WARNING, message, name, config.name, attempt, error)
-        return Failure(_text_of(error), pause, error)
-    message = "The job %s of the queue %r failed, in attempt %d of %d"
-    log(logging.WARNING, message, name, config.name, attempt, attempts, exc_info=error)
-    return Failure(format_error(error), pause, error)
-
-
-def _text_of(error: BaseException) -> str:
-    try:
-        return str(error)
-    except BaseException:
-        return format_error(error)
+def _begun(pair: tuple[Any, int]) -> tuple[Any, int]:
+    """Return a job's id and claim once its attempt is counted."""
+    return pair[0], pair[1] | BEGUN

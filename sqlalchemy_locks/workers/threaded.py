@@ -9,12 +9,10 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
-import os
 import queue as queues
 import selectors
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -25,7 +23,6 @@ from sqlalchemy import Engine
 
 from sqlalchemy_locks._validation import is_coroutine_function
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
-from sqlalchemy_locks.dialects.connections import disposing_replaced_pool
 from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.queue.queue import Queue
@@ -37,9 +34,9 @@ from sqlalchemy_locks.workers.config import (
     bound_engine,
     check_handler,
 )
-from sqlalchemy_locks.workers.database import is_temporary, is_wrong_statement, log, supports_listen
+from sqlalchemy_locks.workers.database import log, supports_listen
 from sqlalchemy_locks.workers.events import ObservedWorker
-from sqlalchemy_locks.workers.held_job import HeldJob, IdleSlots
+from sqlalchemy_locks.workers.running_job import RunningJob
 from sqlalchemy_locks.workers.state import LONGEST_ERROR_PAUSE, WorkerState
 
 Handler = Callable[[Any], object]
@@ -72,33 +69,30 @@ class Worker(ObservedWorker):
         what you need into the payload, or load it), and ``lost``, whether the job may have another owner by now. If the
         handler returns, the job is completed; if it raises, the error is stored and the job fails. See
         :class:`~sqlalchemy_locks.Retry` and :class:`~sqlalchemy_locks.Discard`.
-    :param bind: the engine that it captures with, if it isn't the queue's; it uses one pooled connection at a time
-        (with ``hold=True`` one for each running handler), and on PostgreSQL, once it is idle, another one to listen.
-        Heartbeats have a pool of their own, of one connection.
+    :param bind: the engine that it captures with, if it isn't the queue's; it uses one pooled connection at a time,
+        and on PostgreSQL, once it is idle, another one to listen. Heartbeats have a pool of their own, of one
+        connection.
     :param name: the queue's name.
     :param concurrency: how many handlers run at the same time, each in a thread.
     :param batch: how many jobs are captured, and completed, in one transaction at most.
     :param prefetch: how many jobs it captures beyond those that it can start immediately. For handlers that take less
-        time than a round trip to the database. Meanwhile other workers can't run these jobs, even if they are idle; and
-        if the process dies, an attempt of each is counted, though no handler has begun.
+        time than a round trip to the database. Meanwhile other workers can't run these jobs, even if they are idle.
     :param heartbeat: how often it reports that it is alive, in seconds; over a connection of its own.
     :param poll: how often an idle worker looks for jobs, in seconds. On PostgreSQL a notification wakes it immediately.
     :param stalled_after: requeue the jobs of any worker of this queue whose last heartbeat is older, in seconds; at
-        least twice the heartbeat of each of them. ``None``: something else does (``Queue.requeue_stalled``).
+        least twice the heartbeat of each of them; and those that were captured as long ago without a worker. ``None``:
+        something else does (``Queue.requeue_stalled``).
     :param grace: how long running handlers may continue after a stop, in seconds. Jobs that run longer are released.
         :meth:`run` returns within this time and 5 s, even if the database doesn't reply.
     :param retry_in: the pause after an attempt that failed, in seconds; or a function that returns it, called with the
         number of the attempt. By default 5 s, doubled with each attempt, up to an hour, 10 % more or less.
-    :param hold: keep the transaction that captures a job open while its handler runs: after a crash the job is back
-        immediately, and the attempt doesn't count. If its connection is cut, another run may begin while the handler
-        continues: ``job.lost`` is then true, and the job isn't completed by it. Refused on SQLite.
     :param host: the start of ``processing_host``; by default the machine's name and the process's number. Each run
         appends a nonce, by which it finds its own jobs when the reply to a capture was lost.
-    :raises Unsupported: see ``hold``; and for a pool that shares one connection between checkouts.
+    :raises Unsupported: for a pool that shares one connection between checkouts.
     :raises TypeError: for a coroutine function, which :class:`AsyncWorker` awaits; for a generator function; and
         without any engine.
-    :raises ValueError: for ``stalled_after`` below twice the heartbeat; with ``hold``, for a pool that is smaller
-        than ``concurrency``.
+    :raises ValueError: for ``stalled_after`` below twice the heartbeat; for a queue on a table of your own without one
+        of workers (``Queue(workers=)``).
 
     >>> queue = sl.Queue(bind=engine)
     >>> worker = sl.Worker(queue, handler, concurrency=4, batch=10, heartbeat=15)
@@ -119,7 +113,6 @@ class Worker(ObservedWorker):
         stalled_after: float | timedelta | None = 300,
         grace: float | timedelta = 30,
         retry_in: RetryPolicy | None = None,
-        hold: bool = False,
         host: str | None = None,
     ) -> None:
         check_handler(handler, "function")
@@ -145,7 +138,6 @@ class Worker(ObservedWorker):
             stalled_after=stalled_after,
             grace=grace,
             retry_in=retry_in,
-            hold=hold,
             host=host,
         )
         self._stop = StopRequest()
@@ -157,7 +149,6 @@ class Worker(ObservedWorker):
         self._idle = threading.Event()
         #: wakes the thread that waits for the others
         self._progress = WakeEvent()
-        self._slot_wakes = [WakeEvent() for _ in range(self.config.concurrency)] if self.config.hold else []
 
     def run(self, *, until_empty: bool = False) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only in the main thread; a second one has its default
@@ -194,19 +185,15 @@ class Worker(ObservedWorker):
     def _wake_all(self) -> None:
         self._wake.set()
         self._progress.set()
-        for wake in self._slot_wakes:
-            wake.set()
 
     def _run_within_grace(self, until_empty: bool) -> None:
         """Run in another thread, since a call of the database may never return, and wait here."""
         stop, ended = self._stop, threading.Event()
         errors: list[BaseException] = []
-        work = self._run_holding if self.config.hold else self._run
 
         def run() -> None:
             try:
-                with disposing_replaced_pool(self.config.engine):
-                    work(stop, until_empty)
+                self._run(stop, until_empty)
             except BaseException as error:
                 errors.append(error)
             finally:
@@ -239,7 +226,7 @@ class Worker(ObservedWorker):
     def _run(self, stop: StopRequest, until_empty: bool) -> None:
         state = WorkerState(self, self.config, stop, time.sleep, self._wake_all, until_empty=until_empty)
         self._state = state
-        jobs: queues.SimpleQueue[Any] = queues.SimpleQueue()
+        jobs: queues.SimpleQueue[RunningJob | None] = queues.SimpleQueue()
         for _ in range(self.config.concurrency):
             # daemon threads: a handler that never returns must not keep the process alive
             threading.Thread(target=self._run_slot, args=(state, jobs), daemon=True).start()
@@ -256,7 +243,7 @@ class Worker(ObservedWorker):
             finally:
                 state.heartbeats.end()
 
-    def _cycle(self, state: WorkerState, jobs: queues.SimpleQueue[Any]) -> bool:
+    def _cycle(self, state: WorkerState, jobs: queues.SimpleQueue[RunningJob | None]) -> bool:
         self._wake.clear()
         if not state.keep_going():  # checked after clear(), which may have removed the wake-up of a stop
             return False
@@ -269,115 +256,23 @@ class Worker(ObservedWorker):
             self._wake.wait(pause)
         return True
 
-    def _run_slot(self, state: WorkerState, jobs: queues.SimpleQueue[Any]) -> None:
+    def _run_slot(self, state: WorkerState, jobs: queues.SimpleQueue[RunningJob | None]) -> None:
+        """Run a job, and those after it while there are any."""
         try:
-            self._run_jobs(state, jobs)
+            while (job := jobs.get()) is not None:
+                while job is not None:
+                    error: BaseException | None = None
+                    try:
+                        check_returned(state.call(job, self.handler))
+                    except BaseException as raised:
+                        # SystemExit too: if the thread ended, its job would run forever
+                        error = raised
+                    due, job = state.done_and_take(job, error)
+                    if due:
+                        self._wake.set()
         except BaseException as error:
             # an exception that another thread has sent to this one, outside of a handler: the worker would lack a slot
             state.fail(error)
-
-    def _run_jobs(self, state: WorkerState, jobs: queues.SimpleQueue[Any]) -> None:
-        """Run a job, and those after it while there are any."""
-        while (job := jobs.get()) is not None:
-            while job is not None:
-                error: BaseException | None = None
-                state.reports.begun(job)
-                try:
-                    call_handler(self.handler, job)
-                except BaseException as raised:
-                    # SystemExit too: if the thread ended, its job would run forever
-                    error = raised
-                if error is None:
-                    due, job = state.done_and_take(job)
-                else:
-                    due, job = state.done(job, error), state.take()
-                if due:
-                    self._wake.set()
-
-    def _run_holding(self, stop: StopRequest, until_empty: bool) -> None:
-        config = self.config
-        state = self._state = WorkerState(self, config, stop, time.sleep, self._wake_all)
-        idle = IdleSlots(config.concurrency, until_empty)
-        if len(self._slot_wakes) != config.concurrency:  # it was changed
-            self._slot_wakes = [WakeEvent() for _ in range(config.concurrency)]
-        threads = [
-            threading.Thread(target=self._run_holding_slot, args=(wake, stop, idle, state), daemon=True)
-            for wake in self._slot_wakes
-        ]
-        state.heartbeats.start()
-        try:
-            for thread in threads:
-                thread.start()
-            while not stop.requested and not idle.all:
-                self._wake.clear()
-                if not stop.requested and not idle.all:
-                    self._wake.wait(config.heartbeat)
-            state.stopping = True
-            self._wake_all()
-            deadline = min(stop.at, time.monotonic()) + config.grace
-            for thread in threads:
-                thread.join(max(0.0, deadline - time.monotonic()))
-            state.warn_of_running(sum(thread.is_alive() for thread in threads))
-            if state.error is not None:
-                raise state.error
-        finally:
-            state.stopping = True  # for slots that outlive the grace, and may outlive the next run as well
-            self._wake_all()
-            state.heartbeats.end()
-
-    def _run_holding_slot(self, wake: WakeEvent, stop: StopRequest, idle: IdleSlots, state: WorkerState) -> None:
-        try:
-            self._run_held_jobs(wake, stop, idle, state)
-        except BaseException as error:
-            # as in _run_slot
-            state.fail(error)
-
-    def _run_held_jobs(self, wake: WakeEvent, stop: StopRequest, idle: IdleSlots, state: WorkerState) -> None:
-        """Capture, run and finish one job after another."""
-
-        def stopped() -> bool:
-            return stop.requested or state.stopping or idle.all
-
-        while not stopped():
-            wake.clear()
-            held, pause = HeldJob(self.config, state.reports), self.config.poll
-            found = False
-            try:
-                with disposing_replaced_pool(self.config.engine):  # a handler may outlive the grace
-                    found = self._run_held_job(held, stopped, idle)
-                state.held_succeeded()
-            except Exception as error:
-                if is_wrong_statement(error) or not (held.captured or is_temporary(error)):
-                    state.fail(error)
-                    return
-                pause = state.held_failed(error, captured=held.captured)
-            except BaseException:
-                held.abandon()
-                raise
-            if idle.all:
-                self._wake_all()
-            if not found and not stopped():
-                self._idle.set()
-                wake.wait(pause)
-
-    def _run_held_job(self, held: HeldJob, stopped: Callable[[], bool], idle: IdleSlots) -> bool:
-        job = held.capture(stopped)
-        if held.buried:
-            return True
-        if job is None:
-            idle.add(threading.current_thread())
-            return False
-        idle.clear()
-        error: BaseException | None = None
-        held.reports.begun(job)
-        try:
-            call_handler(self.handler, job)
-        except BaseException as raised:
-            # SystemExit too: the worker would lose the thread of this slot
-            error = raised
-        held.finish(job, error)
-        idle.clear()  # the handler may have put jobs that others have looked for before
-        return True
 
     @contextlib.contextmanager
     def _listening(self) -> Iterator[None]:
@@ -404,9 +299,7 @@ class Worker(ObservedWorker):
         self._idle.wait()
         while not ended.is_set():
             try:
-                with disposing_replaced_pool(config.engine):
-                    supported = supports_listen(config.engine)
-                if not supported:
+                if not supports_listen(config.engine):
                     return
                 connection = config.engine.raw_connection()
                 driver: Any = connection.driver_connection
@@ -428,18 +321,8 @@ class Worker(ObservedWorker):
                 ended.wait(min(config.poll, LONGEST_ERROR_PAUSE))
 
 
-def call_handler(handler: Handler, job: Any) -> None:
-    """Run a handler.
-
-    :raises TypeError: if it returns an awaitable or a generator: its work isn't done.
-    """
-    process = os.getpid()
-    try:
-        returned = handler(job)
-    except BaseException as error:
-        exit_if_forked(process, error)
-        raise
-    exit_if_forked(process)
+def check_returned(returned: Any) -> None:
+    """:raises TypeError: if a handler has returned an awaitable or a generator: its work isn't done."""
     refuse_generator(returned)
     if returned is not None and isinstance(returned, Awaitable):
         if inspect.iscoroutine(returned):
@@ -453,24 +336,6 @@ def refuse_generator(returned: Any) -> None:
         raise TypeError(f"the handler returned {returned!r}, whose code has not run: a handler does the work")
 
 
-def exit_if_forked(process: int, error: BaseException | None = None) -> None:
-    """End a child that a handler has forked, and that has left the handler: the job, and all others, are the parent's.
-
-    :param process: the one in which the handler was called. :param error: what it has raised.
-    """
-    if os.getpid() == process:
-        return
-    status = 1
-    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
-        status = error.code or 0
-    else:
-        log(logging.ERROR, "A child that a handler has forked has left the handler, and is ended", exc_info=error)
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(Exception):
-            stream.flush()
-    os._exit(status)
-
-
 def _is_generator_function(handler: Any) -> bool:
     return inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)  # both see through a partial
 
@@ -481,12 +346,11 @@ def _signals(stop: Callable[..., None]) -> Iterator[None]:
         yield
         return
 
-    stopped, process = False, os.getpid()
+    stopped = False
 
     def on_signal(number: int, _: Any) -> None:
         nonlocal stopped
-        # the second one ends the process, or does what it did before, and so does each in a forked child
-        if stopped or os.getpid() != process:
+        if stopped:  # the second one ends the process, or does what it did before
             signal.signal(number, before[number])
             signal.raise_signal(number)
         stopped = True

@@ -50,7 +50,6 @@ def test_locks_run_each_operation(engine: Engine) -> None:
     mine = uuid.uuid4()
     assert locks.run(queue.put(1, external_id=mine)) == mine
     (job,) = take(engine)
-    assert locks.run(queue.heartbeat(job)) == 1
     assert locks.run(queue.complete(job)) == 1
     assert locks.run(queue.delete_finished(0)) == 1
     assert locks.run(queue.requeue_stalled(0)) == 0

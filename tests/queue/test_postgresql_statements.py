@@ -15,9 +15,7 @@ from sqlalchemy import (
     MetaData,
     Table,
     Text,
-    case,
     create_engine,
-    false,
     func,
     text,
     update,
@@ -27,7 +25,6 @@ from sqlalchemy.pool import NullPool
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import BuildContext, build_context
 from sqlalchemy_locks.queue import acknowledge
-from sqlalchemy_locks.queue import fetch as fetch_module
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import PATIENCE, Watch, later
 from tests.fixtures.queues import MakeEngine, put
@@ -76,7 +73,7 @@ THREE: dict[str, tuple[Any, str | None]] = {
     "exchange": (queue._fetch([(1, 1)], 3, queue="default", host="h", after=None), None),
     "requeue_stalled": (
         queue.requeue_stalled(0, limit=3),
-        "started_at = now(), heartbeat_at = '2020-01-01', attempts = 1",
+        "started_at = '2020-01-01', attempts = 1",
     ),
     "delete_finished": (queue.delete_finished(0, limit=3), "started_at = now(), completed_at = '2020-01-01'"),
 }
@@ -153,7 +150,7 @@ def test_capture_sees_changes_made_before_its_lock(
 
     capturing = later(capture)
     watch.until_waiting(capturing)
-    (other,) = fetched(engine, [], 1).jobs
+    (other,) = fetched(engine, [], 1)
     with engine.begin() as connection:
         job = build_context(connection.dialect, {}).tables.job
         connection.execute(update(job).where(job.c.internal_id == other.internal_id + 1).values(max_attempts=77))
@@ -165,35 +162,24 @@ def test_capture_sees_changes_made_before_its_lock(
     assert counts(engine)["running"] == 4
 
 
-@pytest.mark.parametrize("locks", [False, True])
 @pytest.mark.parametrize("name", POSTGRESQL)
 def test_completion_checks_the_claim_after_locking(
-    engine_to: MakeEngine,
-    servers: Servers,
-    pause: Connection,
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
-    locks: bool,
+    engine_to: MakeEngine, servers: Servers, pause: Connection, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """Between snapshot and lock, or between the look at xmax and the UPDATE, another worker captures one of them."""
+    """Between snapshot and lock another worker captures one of them."""
     engine = engine_to(name)
     put(engine, *range(2))
-    mine = fetched(engine, [], 2).jobs
+    mine = [(job.internal_id, job.claim) for job in fetched(engine, [], 2)]
     held_up = sl.Queue()
-    complete, running = held_up._complete.skip_locked, acknowledge._running
+    complete, unfinished = held_up._complete.skip_locked, acknowledge._unfinished
     changing = complete.update
 
     def pausing(context: BuildContext) -> Any:
         with monkeypatch.context() as patched:
-            patched.setattr(acknowledge, "_running", lambda at: (*running(at), paused()))
+            patched.setattr(acknowledge, "_unfinished", lambda at: (*unfinished(at), paused()))
             return changing(context)
 
-    if locks:
-        held_up._complete.locking_batches = 1
-        complete.update = pausing  # type: ignore[method-assign]
-    else:
-        look: Any = case((fetch_module._NEVER_LOCKED, paused()), else_=false())
-        monkeypatch.setattr(fetch_module, "_NEVER_LOCKED", look)
+    complete.update = pausing  # type: ignore[method-assign]
     watch = Watch(servers, name)
 
     def fetch() -> Any:
@@ -210,5 +196,5 @@ def test_completion_checks_the_claim_after_locking(
     watch.close()
     assert (result.jobs, result.completed) == ([], 1)
     with engine.begin() as connection:
-        assert connection.scalar(queue.heartbeat(other)) == 1
-    assert counts(engine)["completed"] == 1
+        assert connection.scalar(queue.complete(other)) == 1
+    assert counts(engine)["completed"] == 2

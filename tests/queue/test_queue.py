@@ -262,7 +262,6 @@ def test_complete(engine: Engine) -> None:
     assert scalar(engine, queue.complete([])) == 0
     done = row(engine, jobs[0])
     assert done.completed_at is not None
-    assert done.heartbeat_at is None
     assert stats(engine) == {}
 
 
@@ -289,17 +288,15 @@ def test_a_former_owner_changes_nothing(engine: Engine) -> None:
         queue.fail(lost, error="x", retry=False),
         queue.fail(lost, error="x", retry_in=1),
         queue.release(lost),
-        queue.heartbeat(lost),
     ]
     # while it waits, while it has another owner, and when it is completed
-    assert [scalar(engine, operation) for operation in operations] == [0] * 6
+    assert [scalar(engine, operation) for operation in operations] == [0] * 5
     (mine,) = take(engine)
     assert (mine.internal_id, mine.attempts) == (lost.internal_id, 2)
     assert mine.claim != lost.claim
-    assert [scalar(engine, operation) for operation in operations] == [0] * 6
-    assert scalar(engine, queue.heartbeat(mine)) == 1
+    assert [scalar(engine, operation) for operation in operations] == [0] * 5
     assert scalar(engine, queue.complete(mine)) == 1
-    assert [scalar(engine, operation) for operation in operations] == [0] * 6
+    assert [scalar(engine, operation) for operation in operations] == [0] * 5
     assert row(engine, mine).error is None
 
 
@@ -314,7 +311,7 @@ def test_a_job_is_dead_after_max_attempts(engine: Engine) -> None:
     assert scalar(engine, queue.fail(job, error="no 3", retry_in=0)) == 1
     dead = row(engine, job)
     assert dead.failed_at is not None
-    assert (dead.heartbeat_at, dead.error, dead.completed_at) == (None, "no 3", None)
+    assert (dead.error, dead.completed_at) == ("no 3", None)
     assert take(engine) == []
     assert stats(engine) == {"default": (0, 0, 0, 1)}
 
@@ -386,40 +383,14 @@ def limit_lock_wait(connection: Connection) -> None:
     connection.execute(text("SET innodb_lock_wait_timeout = 1" if innodb else "SET LOCAL lock_timeout = '1s'"))
 
 
-def test_heartbeat_skips_locked_rows(leveled: Engine) -> None:
-    put(leveled, *range(3))
-    mine = take(leveled, 3)
-    with leveled.connect() as handler, leveled.connect() as worker:
-        assert handler.execute(queue.complete(mine[1])).scalar() == 1  # in the transaction of the work
-        limit_lock_wait(worker)
-        assert worker.execute(queue.heartbeat(mine)).scalar() == 3
-        worker.commit()
-        handler.commit()
-    assert scalar(leveled, queue.heartbeat(mine)) == 2
-    assert scalar(leveled, queue.heartbeat([])) == 0
-    assert scalar(leveled, queue.complete(mine)) == 2
-    assert scalar(leveled, queue.heartbeat(mine)) == 0
-
-
-def test_heartbeat_keeps_a_job_from_stalling(engine: Engine) -> None:
-    put(engine, 1, 2)
-    mine = take(engine, 2)
-    with engine.begin() as connection:
-        table = job_table(connection)
-        connection.execute(table.update().values(heartbeat_at=mine[0].created_at.replace(year=2020)))
-    assert scalar(engine, queue.heartbeat(mine[0])) == 1
-    assert scalar(engine, queue.requeue_stalled(300)) == 1
-    assert scalar(engine, queue.heartbeat(mine)) == 1
-
-
 def test_stalled_jobs_are_requeued(engine: Engine) -> None:
     put(engine, "a", "b", max_attempts=2)
     a, b = take(engine, 2)
     assert scalar(engine, queue.requeue_stalled(3600)) == 0
     with engine.begin() as connection:
         table = job_table(connection)
-        connection.execute(update(table).values(heartbeat_at=datetime.now(timezone.utc) - timedelta(hours=2)))
-    assert scalar(engine, queue.heartbeat(b)) == 1
+        hours_ago = datetime.now(timezone.utc) - timedelta(hours=2)
+        connection.execute(update(table).values(started_at=hours_ago).where(table.c.internal_id == a.internal_id))
     assert scalar(engine, queue.requeue_stalled(3600)) == 1
     (again,) = take(engine, 5)
     assert (again.internal_id, again.attempts) == (a.internal_id, 2)
@@ -450,7 +421,7 @@ def test_requeue_skips_locked_rows(leveled: Engine) -> None:
     put(leveled, "a", "b")
     a, _ = take(leveled, 2)
     with leveled.connect() as working:
-        assert working.execute(queue.heartbeat(a)).scalar() == 1  # and locks its rows row
+        assert working.execute(queue.complete(a)).scalar() == 1  # and locks its row
         assert sl.Locks(leveled).run(queue.requeue_stalled(0)) == 1
         working.rollback()
 
@@ -518,7 +489,6 @@ def test_async_sessions_and_async_locks(engine_to: MakeEngine, servers: Any, nam
                 await session.commit()
                 (job,) = (await session.execute(queue.capture(5))).all()
                 assert job.payload == {"a": 1}
-                assert await session.scalar(queue.heartbeat(job)) == 1
                 assert await session.scalar(queue.fail(job, error="x", retry_in=0)) == 1
                 (job,) = (await session.execute(queue.capture(5))).all()
                 assert await session.scalar(queue.release([job])) == 1

@@ -7,23 +7,19 @@ import contextlib
 import contextvars
 import functools
 import logging
-import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, select
+from sqlalchemy import Engine, select
 from sqlalchemy.exc import DataError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import QueuePool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from tests.conftest import PLAIN, Servers, install
-from tests.fixtures.parties import PATIENCE, connected, later, until
+from tests.conftest import Servers
+from tests.fixtures.parties import until
 from tests.fixtures.queues import MakeEngine, put
 from tests.fixtures.worker_states import all_ended, counts, errors, queue, run_async, run_until_ended, running, state_of
 
@@ -32,10 +28,7 @@ class AppError(BaseException):
     """A BaseException of the app."""
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_an_exception_fails_its_job_only(engine: Engine, hold: bool) -> None:
-    if hold and engine.dialect.name == "sqlite":
-        pytest.skip("SQLite has no held transactions")
+def test_an_exception_fails_its_job_only(engine: Engine) -> None:
     put(engine, *range(20), max_attempts=1)
 
     class AppError(BaseException):
@@ -44,13 +37,12 @@ def test_an_exception_fails_its_job_only(engine: Engine, hold: bool) -> None:
     def handler(job: Any) -> None:
         if job.payload == 7:
             raise RuntimeError("seven \0 is unlucky")
-        if job.payload == 8 and not hold:
+        if job.payload == 8:
             raise SystemExit("not even this")
 
-    failing = 1 if hold else 2
-    with running(sl.Worker(queue, handler, bind=engine, hold=hold, poll=0.05)):
+    with running(sl.Worker(queue, handler, bind=engine, poll=0.05)):
         until(lambda: counts(engine)["completed"] + counts(engine)["dead"] == 20)
-    assert counts(engine) == {"all": 20, "completed": 20 - failing, "dead": failing, "running": 0, "waiting": 0}
+    assert counts(engine) == {"all": 20, "completed": 18, "dead": 2, "running": 0, "waiting": 0}
     with engine.connect() as connection:
         job = build_context(connection.dialect, {}).tables.job
         errors = list(connection.execute(select(job.c.error).where(job.c.failed_at.is_not(None))).scalars())
@@ -90,10 +82,9 @@ def test_a_cancellation_inside_a_handler_fails_its_job(
     assert "CancelledError" in errors(engine)[0]
 
 
-@pytest.mark.parametrize("hold", [False, True])
 @pytest.mark.parametrize("late", [False, True])
 def test_a_handler_that_cancels_its_own_task_affects_no_other_job(
-    engine_to: MakeEngine, servers: Servers, hold: bool, late: bool
+    engine_to: MakeEngine, servers: Servers, late: bool
 ) -> None:
     """At once, as it returns, or by a timer that it has left behind and that goes off while the next job runs."""
     engine = engine_to("postgresql15")
@@ -113,15 +104,14 @@ def test_a_handler_that_cancels_its_own_task_affects_no_other_job(
             await asyncio.sleep(0)
 
     async def body(bind: AsyncEngine) -> None:
-        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, prefetch=3 * (not hold), hold=hold)
+        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, prefetch=3)
         await worker.run(until_empty=True)
 
     run_async(servers, "postgresql15", "asyncpg", body)
     assert counts(engine) == {"all": 3, "completed": 3, "dead": 0, "running": 0, "waiting": 0}
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_context_variables_end_with_their_job(engine_to: MakeEngine, servers: Servers, hold: bool) -> None:
+def test_context_variables_end_with_their_job(engine_to: MakeEngine, servers: Servers) -> None:
     put(engine_to("postgresql15"), *range(3))
     tenant: contextvars.ContextVar[str] = contextvars.ContextVar("tenant")
     seen: list[str] = []
@@ -132,7 +122,7 @@ def test_context_variables_end_with_their_job(engine_to: MakeEngine, servers: Se
 
     async def body(bind: AsyncEngine) -> None:
         tenant.set("of the worker")
-        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, prefetch=3 * (not hold), hold=hold)
+        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, prefetch=3)
         await worker.run(until_empty=True)
 
     run_async(servers, "postgresql15", "asyncpg", body)
@@ -164,104 +154,6 @@ def test_a_worker_may_run_in_a_task_that_was_cancelled_before(engine_to: MakeEng
     assert counts(engine) == {"all": 3, "completed": 2, "dead": 1, "running": 0, "waiting": 0}
 
 
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), AppError()], ids=repr)
-@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
-def test_a_holding_thread_survives_any_exception(engine_to: MakeEngine, name: str, error: BaseException) -> None:
-    engine = engine_to(name)
-    put(engine, *range(4), max_attempts=1)
-
-    def handler(job: Any) -> None:
-        if job.payload == 0:
-            raise error
-
-    run_until_ended(sl.Worker(queue, handler, bind=engine, concurrency=1, hold=True, poll=0.05), engine, 4)
-    assert counts(engine) == {"all": 4, "completed": 3, "dead": 1, "running": 0, "waiting": 0}
-
-
-def test_held_jobs_need_a_connection_each(engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15", poolclass=QueuePool, pool_size=2, max_overflow=1)
-    with pytest.raises(ValueError, match="4 handlers .*pool has 3"):
-        sl.Worker(queue, print, bind=engine, hold=True)
-    worker = sl.Worker(queue, print, bind=engine, hold=True, concurrency=3)
-    with pytest.raises(ValueError, match="4 handlers .*pool has 3"):
-        worker.config.change(concurrency=4)
-
-
-@pytest.mark.parametrize("concurrency", [2, 6])
-def test_held_jobs_run_in_as_many_tasks_as_were_set_last(
-    engine_to: MakeEngine, servers: Servers, concurrency: int
-) -> None:
-    """As by the option ``--concurrency`` of the command line."""
-    engine = engine_to("mysql")  # where no connection listens
-    put(engine, *range(12))
-    running, all_run = list[int](), asyncio.Event()
-    most, connections = 0, list[int]()
-
-    async def body(bind: AsyncEngine) -> None:
-        async def handler(job: Any) -> None:
-            nonlocal most
-            running.append(job.payload)
-            most = max(most, len(running))
-            if len(running) == concurrency and not all_run.is_set():
-                connections.append(bind.pool.checkedout())  # type: ignore[attr-defined]
-                all_run.set()
-            await all_run.wait()
-            running.remove(job.payload)
-
-        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=4, hold=True)
-        worker.config.change(concurrency=concurrency)
-        await worker.run(until_empty=True)
-
-    run_async(servers, "mysql", "aiomysql", body)
-    # each task that looks for a job, or runs one, has a connection
-    assert (most, connections) == (concurrency, [concurrency])
-    assert counts(engine)["completed"] == 12
-
-
-@pytest.mark.parametrize("place", ["slot", "heartbeats"])
-@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), AppError()], ids=repr)
-def test_what_is_raised_outside_of_a_held_job_s_handler_ends_the_worker(
-    engine_to: MakeEngine, error: BaseException, place: str
-) -> None:
-    """It would end the thread, and the worker would go on without it."""
-    engine = engine_to("postgresql15")
-    raised: list[str] = []
-
-    @event.listens_for(engine, "checkout")
-    def check_out(*_: Any) -> None:
-        of_heartbeats = "heartbeats" in threading.current_thread().name
-        if not raised and of_heartbeats is (place == "heartbeats"):
-            raised.append(place)
-            raise error
-
-    worker = sl.Worker(queue, print, bind=engine, concurrency=1, hold=True)
-    ended = later(worker.run)
-    try:
-        assert ended.exception(PATIENCE) is error
-    finally:
-        worker.stop()
-
-
-@pytest.mark.parametrize("error", [asyncio.CancelledError(), AppError()], ids=repr)
-def test_a_holding_task_survives_any_exception(engine_to: MakeEngine, servers: Servers, error: BaseException) -> None:
-    engine = engine_to("postgresql15")
-    put(engine, *range(4), max_attempts=1)
-
-    async def handler(job: Any) -> None:
-        if job.payload == 0:
-            raise error
-
-    async def body(bind: AsyncEngine) -> None:
-        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, hold=True, poll=0.05)
-        task = asyncio.create_task(worker.run())
-        await all_ended(engine, 4)
-        worker.stop()
-        await task
-
-    run_async(servers, "postgresql15", "asyncpg", body)
-    assert counts(engine) == {"all": 4, "completed": 3, "dead": 1, "running": 0, "waiting": 0}
-
-
 class Unformattable(Exception):
     @property
     def __notes__(self) -> list[str]:
@@ -280,8 +172,7 @@ def raising_log() -> Iterator[None]:
     log.removeHandler(handler)
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_an_unformattable_error_fails_its_job(engine_to: MakeEngine, raising_log: None, hold: bool) -> None:
+def test_an_unformattable_error_fails_its_job(engine_to: MakeEngine, raising_log: None) -> None:
     engine = engine_to("postgresql15")
     put(engine, *range(4), max_attempts=1)
 
@@ -289,7 +180,7 @@ def test_an_unformattable_error_fails_its_job(engine_to: MakeEngine, raising_log
         if job.payload in (0, 1):
             raise Unformattable
 
-    run_until_ended(sl.Worker(queue, handler, bind=engine, concurrency=1, hold=hold, poll=0.05), engine, 4)
+    run_until_ended(sl.Worker(queue, handler, bind=engine, concurrency=1, poll=0.05), engine, 4)
     assert counts(engine) == {"all": 4, "completed": 2, "dead": 2, "running": 0, "waiting": 0}
     assert all("Unformattable" in error for error in errors(engine))
 
@@ -303,8 +194,7 @@ class RefusingQueue(sl.Queue):
         return super().fail(jobs, error=error, **options)
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_an_unstorable_error_fails_its_job(engine_to: MakeEngine, hold: bool) -> None:
+def test_an_unstorable_error_fails_its_job(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15")
     put(engine, *range(4), max_attempts=1)
 
@@ -312,7 +202,7 @@ def test_an_unstorable_error_fails_its_job(engine_to: MakeEngine, hold: bool) ->
         if job.payload == 1:
             raise RuntimeError("unstorable")
 
-    run_until_ended(sl.Worker(RefusingQueue(), handler, bind=engine, concurrency=1, hold=hold, poll=0.05), engine, 4)
+    run_until_ended(sl.Worker(RefusingQueue(), handler, bind=engine, concurrency=1, poll=0.05), engine, 4)
     assert counts(engine) == {"all": 4, "completed": 3, "dead": 1, "running": 0, "waiting": 0}
     assert errors(engine) == ["the error could not be stored: see the log of the worker"]
 
@@ -350,27 +240,6 @@ def test_a_handler_that_returns_an_awaitable_fails(lite: Engine) -> None:
     assert "use an AsyncWorker" in errors(lite)[0]
 
 
-@pytest.mark.parametrize("asynchronous", [False, True])
-def test_a_forked_child_that_leaves_the_handler_runs_no_job(
-    servers: Servers, tmp_path: Path, asynchronous: bool
-) -> None:
-    url = servers.fresh("sqlite", PLAIN["sqlite"])
-    install(url)
-    with connected(url) as engine:
-        put(engine, 1, 2, 3)
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKING, url, "async" if asynchronous else ""],
-        cwd=Path(__file__).parents[2],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert ran.stdout.splitlines() == ["child 1 ended", "1", "child 7 ended", "2", "child 1 ended", "3", "end"], (
-        ran.stderr
-    )
-    assert "has left the handler, and is ended" in ran.stderr
-
-
 FORKING = """
 import asyncio, os, sys
 from sqlalchemy import create_engine
@@ -400,22 +269,6 @@ else:
     sl.Worker(sl.Queue(), handle, bind=create_engine(sys.argv[1]), concurrency=1).run(until_empty=True)
 print("end")
 """
-
-
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_a_held_job_is_ended_by_its_worker_alone(engine_to: MakeEngine, name: str) -> None:
-    """Its row is locked, and on PostgreSQL invisible, to the sessions of its handler."""
-    engine, refused = engine_to(name), []
-    put(engine, 1)
-
-    def handler(job: Any) -> None:
-        for end in (queue.complete, lambda job: queue.fail(job, error="why"), queue.release, queue.heartbeat):
-            with pytest.raises(sl.Unsupported, match="hold=True"):
-                end(job)
-            refused.append(end)
-
-    sl.Worker(queue, handler, bind=engine, concurrency=1, hold=True, poll=0.05).run(until_empty=True)
-    assert (len(refused), counts(engine)["completed"]) == (4, 1)
 
 
 def test_what_takes_no_job_is_no_handler(lite: Engine) -> None:

@@ -12,18 +12,16 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, String, TypeDecorator, event, insert, select, text, update
+from sqlalchemy import Engine, String, TypeDecorator, event, select, text, update
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
-from sqlalchemy.sql.functions import FunctionElement
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.parties import PATIENCE, until
 from tests.fixtures.queues import KINDS, MakeEngine, put, silenced
-from tests.fixtures.worker_states import counts, errors, queue, running
+from tests.fixtures.worker_states import counts, queue, running
 
 ROOT = Path(__file__).parents[2]
 LOCK_TABLE = {
@@ -86,52 +84,6 @@ def test_a_lone_worker_keeps_its_job_after_a_table_lock(engine_to: MakeEngine, n
     assert begun == ["long", 0, 1]
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_the_first_worker_back_takes_no_job_of_a_live_one(engine_to: MakeEngine, name: str) -> None:
-    """After an outage all heartbeats are old, and the others are about to send theirs."""
-    engine = engine_to(name)
-    put(engine, "of a live worker")
-    with engine.begin() as connection:
-        (other,) = connection.execute(queue.capture(host="live")).all()
-        silenced(connection)
-    begun: list[Any] = []
-    with running(sl.Worker(queue, lambda job: begun.append(job.payload), bind=engine, stalled_after=60, poll=0.05)):
-        for number in range(2):
-            put(engine, number)
-            until(lambda: counts(engine)["completed"] == number + 1)  # noqa: B023
-    assert begun == [0, 1]
-    with engine.begin() as connection:
-        assert connection.scalar(queue.complete(other)) == 1
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_a_drained_pool_delays_no_heartbeat(engine_to: MakeEngine, name: str) -> None:
-    bind = engine_to(name, pool_size=1, max_overflow=0, pool_timeout=60)
-    engine = engine_to(name)
-    put(engine, 1)
-    begun, go_on = threading.Event(), threading.Event()
-
-    def handler(_: Any) -> None:
-        with bind.connect():
-            begun.set()
-            assert go_on.wait(PATIENCE)
-
-    with running(sl.Worker(queue, handler, bind=bind, heartbeat=0.1, stalled_after=60)):
-        assert begun.wait(PATIENCE)
-        with engine.begin() as connection:
-            silenced(connection)
-        until(lambda: not stalled(engine))
-        go_on.set()
-    assert counts(engine)["completed"] == 1
-
-
-def stalled(engine: Engine) -> bool:
-    """Whether a running job has an old heartbeat."""
-    with engine.connect() as connection:
-        job = build_context(connection.dialect, {}).tables.job
-        return bool(connection.scalar(select(job.c.heartbeat_at < text("'2021-01-01 00:00:00'"))))
-
-
 class Word(TypeDecorator[str]):
     impl = String(50)
     cache_ok = True
@@ -140,31 +92,6 @@ class Word(TypeDecorator[str]):
         if value == "bad":
             raise ValueError("this word can't be decoded")
         return value
-
-
-class ReadAsNumber(TypeDecorator[str]):
-    """A column whose values the server converts when they are read, as pgcrypto's functions would."""
-
-    impl = String(50)
-    cache_ok = True
-
-    def column_expression(self, column: Any) -> Any:
-        return FirstNumber(column)
-
-
-class FirstNumber(FunctionElement[Any]):
-    inherit_cache = True
-    type = String()
-
-
-@compiles(FirstNumber)
-def _cast(element: FirstNumber, compiler: Any, **kw: Any) -> str:
-    return f"CAST(CAST({compiler.process(element.clauses, **kw)} AS INTEGER) AS VARCHAR)"
-
-
-@compiles(FirstNumber, "mysql")
-def _extract(element: FirstNumber, compiler: Any, **kw: Any) -> str:
-    return f"json_extract({compiler.process(element.clauses, **kw)}, '$')"
 
 
 class Base(DeclarativeBase):
@@ -176,11 +103,8 @@ class Typed(sl.JobColumns, Base):
     word: Mapped[str | None] = mapped_column(Word())
 
 
-@pytest.mark.parametrize("hold", [False, True])
 @pytest.mark.parametrize("name", KINDS)
-def test_an_undecodable_job_dies_alone(engine_to: MakeEngine, name: str, hold: bool) -> None:
-    if hold and name == "sqlite":
-        pytest.skip("SQLite has no held transactions")
+def test_an_undecodable_job_dies_alone(engine_to: MakeEngine, name: str) -> None:
     engine, own = engine_to(name), sl.Queue(Typed)
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
@@ -198,7 +122,7 @@ def test_an_undecodable_job_dies_alone(engine_to: MakeEngine, name: str, hold: b
                 ended = table.c.completed_at.is_(None) & table.c.failed_at.is_(None)
                 return len(connection.execute(select(table.c.internal_id).where(ended)).all())
 
-        options: dict[str, Any] = {"concurrency": 4, "hold": hold, "host": "web-1", "poll": 0.05, "heartbeat": 0.5}
+        options: dict[str, Any] = {"concurrency": 4, "host": "web-1", "poll": 0.05, "heartbeat": 0.5}
         with running(sl.Worker(own, lambda job: done.append(job.payload), bind=engine, **options)):
             until(lambda: left() == 1)
         assert sorted(done) == [0, 1, 4, 5]
@@ -212,57 +136,10 @@ def test_an_undecodable_job_dies_alone(engine_to: MakeEngine, name: str, hold: b
         Base.metadata.drop_all(engine)
 
 
-class Cast(sl.JobColumns, Base):
-    __tablename__ = "cast_jobs"
-    secret: Mapped[str | None] = mapped_column(ReadAsNumber())
-
-
-@pytest.mark.parametrize("hold", [False, True])
-@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
-def test_a_job_that_the_server_cant_read_stops_no_others(engine_to: MakeEngine, name: str, hold: bool) -> None:
-    """PostgreSQL's error leaves a failed transaction, and MySQL's looks as one of a database that is unavailable."""
-    engine, own = engine_to(name), sl.Queue(Cast)
-    Base.metadata.drop_all(engine)
-    Base.metadata.create_all(engine)
-    try:
-        with engine.begin() as connection:
-            jobs = [{"payload": number, "secret": "no number" if number == 1 else "7"} for number in range(4)]
-            for job in jobs:
-                connection.execute(insert(Cast).values(**job, max_attempts=1))
-        done: list[Any] = []
-        worker = sl.Worker(own, lambda job: done.append(job.payload), bind=engine, hold=hold, concurrency=1, poll=0.05)
-        with running(worker):
-            until(lambda: len(done) == 3)
-        assert sorted(done) == [0, 2, 3]
-        with engine.connect() as connection:
-            failed = connection.execute(select(Cast.payload).where(Cast.failed_at.is_not(None))).scalars().all()
-        assert failed == [1]
-    finally:
-        Base.metadata.drop_all(engine)
-
-
-@pytest.mark.parametrize("hold", [False, True])
-def test_an_undecodable_job_ends_no_run_until_empty(engine_to: MakeEngine, hold: bool) -> None:
-    engine, own = engine_to("postgresql15"), sl.Queue(Typed)
-    Base.metadata.drop_all(engine)
-    Base.metadata.create_all(engine)
-    try:
-        with Session(engine) as session, session.begin():
-            session.add_all(Typed(payload=number, word="bad" if number in (0, 2) else "good") for number in range(4))
-        done: list[Any] = []
-        sl.Worker(own, lambda job: done.append(job.payload), bind=engine, hold=hold, concurrency=1, poll=3600).run(
-            until_empty=True
-        )
-        assert done == [1, 3]
-    finally:
-        Base.metadata.drop_all(engine)
-
-
 @pytest.mark.timeout(60)
-@pytest.mark.parametrize("hold", [False, True])
-def test_a_permanent_error_of_a_capture_ends_the_worker(engine_to: MakeEngine, hold: bool) -> None:
+def test_a_permanent_error_of_a_capture_ends_the_worker(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15")
-    worker = sl.Worker(queue, print, bind=engine, hold=hold, poll=0.05)
+    worker = sl.Worker(queue, print, bind=engine, poll=0.05)
 
     @event.listens_for(engine, "before_cursor_execute")
     def refuse(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
@@ -278,13 +155,10 @@ class Late(sl.JobColumns, Base):
     customer: Mapped[str | None] = mapped_column(String(50))
 
 
-@pytest.mark.parametrize("hold", [False, True])
 @pytest.mark.parametrize("column", ["customer", "claim"])
 @pytest.mark.parametrize("name", KINDS)
-def test_a_table_that_lacks_a_column_ends_the_worker(engine_to: MakeEngine, name: str, column: str, hold: bool) -> None:
+def test_a_table_that_lacks_a_column_ends_the_worker(engine_to: MakeEngine, name: str, column: str) -> None:
     """It was deployed before its migration: no job is to blame, and none has lost an attempt."""
-    if hold and name == "sqlite":
-        pytest.skip("SQLite has no held transactions")
     engine, own, table = engine_to(name), sl.Queue(Late), Base.metadata.tables["late_jobs"]
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
@@ -293,7 +167,7 @@ def test_a_table_that_lacks_a_column_ends_the_worker(engine_to: MakeEngine, name
             connection.execute(own.put(*range(3)))
             connection.execute(text(f"ALTER TABLE late_jobs DROP COLUMN {column}"))
         with pytest.raises(DBAPIError, match=column):
-            sl.Worker(own, print, bind=engine, hold=hold, poll=0.05, heartbeat=0.5).run()
+            sl.Worker(own, print, bind=engine, poll=0.05, heartbeat=0.5).run()
         with engine.connect() as connection:
             left = connection.execute(select(table.c.attempts, table.c.started_at, table.c.failed_at)).all()
         assert left == [(0, None, None)] * 3
@@ -360,17 +234,6 @@ def test_a_prepared_statement_that_is_gone_ends_no_worker(engine_to: MakeEngine)
     assert sorted(set(done)) == list(range(20))
 
 
-def test_an_undecodable_payload_dies_alone(lite: Engine) -> None:
-    put(lite, *range(3))
-    with lite.begin() as connection:
-        connection.execute(text("UPDATE lock_job SET payload = '{wrong' WHERE payload = '1'"))
-    done: list[Any] = []
-    with running(sl.Worker(queue, lambda job: done.append(job.payload), bind=lite, poll=0.05, heartbeat=0.5)):
-        until(lambda: counts(lite)["completed"] + counts(lite)["dead"] == 3)
-    assert sorted(done) == [0, 2]
-    assert "JSONDecodeError" in errors(lite)[0]
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_a_worker_holds_no_more_jobs_than_it_has_slots(engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)
@@ -390,54 +253,14 @@ def test_a_worker_holds_no_more_jobs_than_it_has_slots(engine_to: MakeEngine, na
         until(lambda: counts(engine)["completed"] == 4)
 
 
-@pytest.mark.parametrize(("name", "kill"), [("postgresql15", "SELECT pg_terminate_backend({})"), ("mysql", "KILL {}")])
-def test_a_held_job_whose_connection_is_cut_is_lost(engine_to: MakeEngine, name: str, kill: str) -> None:
-    engine = engine_to(name)
-    put(engine, 1)
-    seen: list[bool] = []
-    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
-
-    def handler(job: Any) -> None:
-        if begun.is_set():
-            return  # the second run
-        seen.append(job.lost)
-        begun.set()
-        assert go_on.wait(PATIENCE)
-        until(lambda: bool(job.lost))
-        seen.append(job.lost)
-        ended.set()
-
-    bind = engine_to(name, pool_size=1, max_overflow=4)
-    with running(sl.Worker(queue, handler, bind=bind, concurrency=1, hold=True, poll=0.05, stalled_after=None)):
-        assert begun.wait(PATIENCE)
-        with engine.connect() as connection:
-            connection.exec_driver_sql(kill.format(holder(connection, name)))
-        go_on.set()
-        assert ended.wait(PATIENCE)
-        until(lambda: counts(engine)["completed"] == 1)
-    assert seen == [False, True]
-
-
-def holder(connection: Any, name: str) -> int:
-    """Return the session that holds a job."""
-    if name == "postgresql15":
-        # of those in a transaction, the one that has written
-        found = """SELECT pid FROM pg_stat_activity WHERE backend_xid IS NOT NULL
-            AND backend_type = 'client backend' AND datname = current_database()"""
-    else:
-        found = "SELECT trx_mysql_thread_id FROM information_schema.innodb_trx WHERE trx_rows_modified > 0"
-    ((session,),) = connection.exec_driver_sql(found).all()
-    return int(session)
-
-
 STUCK = """
 import asyncio, os, sys
 from sqlalchemy import create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 import sqlalchemy_locks as sl
 
-url, kind, hold = sys.argv[1:]
-options = {"grace": 0.2, "poll": 0.05, "heartbeat": 0.2, "stalled_after": 60, "hold": hold == "hold"}
+url, kind = sys.argv[1:]
+options = {"grace": 0.2, "poll": 0.05, "heartbeat": 0.2, "stalled_after": 60}
 
 def begun(job):
     print("begun", flush=True)
@@ -455,7 +278,6 @@ else:
 """
 
 
-@pytest.mark.parametrize("hold", ["", "hold"])
 @pytest.mark.parametrize(
     ("name", "driver", "kind"),
     [
@@ -468,14 +290,12 @@ else:
     ],
 )
 def test_sigterm_ends_a_worker_whose_database_is_stuck(
-    servers: Servers, engine_to: MakeEngine, name: str, driver: str, kind: str, hold: str
+    servers: Servers, engine_to: MakeEngine, name: str, driver: str, kind: str
 ) -> None:
-    if hold and driver in ("psycopg2", "aiomysql"):
-        pytest.skip("as with the other drivers")
     engine = engine_to(name)
     put(engine, 1)
     url = servers.installed(name, driver)
-    worker = subprocess.Popen([sys.executable, "-c", STUCK, url, kind, hold], cwd=ROOT, stdout=subprocess.PIPE)
+    worker = subprocess.Popen([sys.executable, "-c", STUCK, url, kind], cwd=ROOT, stdout=subprocess.PIPE)
     try:
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"begun\n"
@@ -497,7 +317,7 @@ def test_a_second_signal_ends_a_worker_immediately(servers: Servers, engine_to: 
         'print("begun", flush=True)', 'print("begun", flush=True); threading.Event().wait()'
     )
     url = servers.installed("sqlite", PLAIN["sqlite"])
-    command = [sys.executable, "-c", f"import threading{endless}", url, "sync", ""]
+    command = [sys.executable, "-c", f"import threading{endless}", url, "sync"]
     worker = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert worker.stdout is not None

@@ -57,8 +57,7 @@ class Unreadable(sl.Discard):
         raise RuntimeError("no text")
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_what_fails_around_a_handler_ends_no_slot(engine_to: MakeEngine, hold: bool) -> None:
+def test_what_fails_around_a_handler_ends_no_slot(engine_to: MakeEngine) -> None:
     """An error without a text, and a policy that exits, or is cancelled."""
     engine = engine_to("postgresql15")
     put(engine, *range(3), max_attempts=2)
@@ -72,9 +71,9 @@ def test_what_fails_around_a_handler_ends_no_slot(engine_to: MakeEngine, hold: b
             raise ValueError
 
     def exits(attempt: int) -> float:
-        raise SystemExit if hold else asyncio.CancelledError
+        raise SystemExit
 
-    worker = sl.Worker(queue, handler, bind=engine, retry_in=exits, concurrency=1, hold=hold)
+    worker = sl.Worker(queue, handler, bind=engine, retry_in=exits, concurrency=1)
     worker.run(until_empty=True)
     assert sorted(seen) == [0, 1, 2]
     assert counts(engine) == {"all": 3, "completed": 1, "dead": 1, "running": 0, "waiting": 1}
@@ -112,8 +111,7 @@ def test_a_run_ends_where_idle_connections_live_shorter_than_its_pauses(
     assert counts(engine_to("mysql"))["completed"] == 1
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_a_worker_runs_in_one_event_loop_after_another(engine_to: MakeEngine, servers: Servers, hold: bool) -> None:
+def test_a_worker_runs_in_one_event_loop_after_another(engine_to: MakeEngine, servers: Servers) -> None:
     engine = engine_to("postgresql15")
     bind = create_async_engine(servers.installed("postgresql15", "asyncpg"), poolclass=NullPool)
     done: list[Any] = []
@@ -121,7 +119,7 @@ def test_a_worker_runs_in_one_event_loop_after_another(engine_to: MakeEngine, se
     async def handler(job: Any) -> None:
         done.append(job.payload)
 
-    worker = sl.AsyncWorker(queue, handler, bind=bind, hold=hold, concurrency=2)
+    worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=2)
     for number in range(3):
         put(engine, number)
         asyncio.run(worker.run(until_empty=True))
@@ -180,8 +178,7 @@ def test_a_wrong_retry_policy_fails_no_worker(lite: Engine, caplog: pytest.LogCa
         sl.Retry(in_=-1)
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_until_empty_runs_jobs_that_handlers_put(engine_to: MakeEngine, hold: bool) -> None:
+def test_until_empty_runs_jobs_that_handlers_put(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15")
     put(engine, 3)
     put(engine, "later", run_in=3600)
@@ -190,12 +187,11 @@ def test_until_empty_runs_jobs_that_handlers_put(engine_to: MakeEngine, hold: bo
         if job.payload:
             put(engine, job.payload - 1)
 
-    sl.Worker(queue, handler, bind=engine, hold=hold, poll=0.05).run(until_empty=True)
+    sl.Worker(queue, handler, bind=engine, poll=0.05).run(until_empty=True)
     assert counts(engine) == {"all": 5, "completed": 4, "dead": 0, "running": 0, "waiting": 1}
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_an_async_worker_ends_when_its_queue_is_empty(engine_to: MakeEngine, servers: Servers, hold: bool) -> None:
+def test_an_async_worker_ends_when_its_queue_is_empty(engine_to: MakeEngine, servers: Servers) -> None:
     engine = engine_to("postgresql15")
     put(engine, *range(20))
 
@@ -203,7 +199,7 @@ def test_an_async_worker_ends_when_its_queue_is_empty(engine_to: MakeEngine, ser
         await asyncio.sleep(0)
 
     async def body(bind: AsyncEngine) -> None:
-        await sl.AsyncWorker(queue, handler, bind=bind, hold=hold, poll=0.05).run(until_empty=True)
+        await sl.AsyncWorker(queue, handler, bind=bind, poll=0.05).run(until_empty=True)
 
     run_async(servers, "postgresql15", "asyncpg", body)
     assert counts(engine)["completed"] == 20
@@ -241,8 +237,7 @@ def test_a_queue_is_not_empty_while_a_failure_is_unsent(lite: Engine) -> None:
     assert state.take() is not None
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_listeners_get_each_event(engine_to: MakeEngine, hold: bool) -> None:
+def test_listeners_get_each_event(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15")
     ids = put(engine, "good", "bad", max_attempts=1)
 
@@ -253,7 +248,7 @@ def test_listeners_get_each_event(engine_to: MakeEngine, hold: bool) -> None:
     def cancelled(_: Any) -> None:
         raise asyncio.CancelledError
 
-    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, hold=hold, poll=0.05)
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, poll=0.05)
     seen: list[sl.JobEvent] = []
     registry = CollectorRegistry()
     for what in ("begun", "completed", "failed", "dead", "stalled"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import signal
 import subprocess
 import sys
 import threading
@@ -14,18 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, select
+from sqlalchemy import Engine
 from sqlalchemy.exc import DataError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import build_context
-from tests.conftest import PLAIN, Servers, install
+from tests.conftest import PLAIN, Servers
 from tests.fixtures.parties import (
     PATIENCE,
     async_connected,
     cancelled_at_every_await,
-    connected,
     later,
     until,
 )
@@ -88,7 +85,7 @@ def test_a_job_that_is_just_being_taken_is_not_released(engine_to: MakeEngine, m
     releases: list[Future[None]] = []
 
     def recent() -> bool:
-        releases.append(later(state.release_waiting))
+        releases.append(later(state._release_waiting))
         with contextlib.suppress(FutureTimeout):
             releases[0].result(0.3)
         return True
@@ -103,10 +100,7 @@ def test_a_job_that_is_just_being_taken_is_not_released(engine_to: MakeEngine, m
     assert counts(engine)["completed"] == 1
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_jobs_that_outlive_the_grace_are_released(
-    engine_to: MakeEngine, caplog: pytest.LogCaptureFixture, hold: bool
-) -> None:
+def test_jobs_that_outlive_the_grace_are_released(engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     engine = engine_to("postgresql15")
     put(engine, 1)
     begun, go_on = threading.Event(), threading.Event()
@@ -115,17 +109,15 @@ def test_jobs_that_outlive_the_grace_are_released(
         begun.set()
         go_on.wait(2 * PATIENCE)
 
-    with running(sl.Worker(queue, handler, bind=engine, concurrency=1, grace=0.2, hold=hold)):
+    with running(sl.Worker(queue, handler, bind=engine, concurrency=1, grace=0.2)):
         assert begun.wait(PATIENCE)
     assert "ended while 1 of its handlers ran" in caplog.text
-    if not hold:
-        assert counts(engine)["waiting"] == 1
+    assert counts(engine)["waiting"] == 1
     go_on.set()
 
 
-@pytest.mark.parametrize("hold", [False, True])
 def test_async_handlers_are_cancelled_after_the_grace(
-    engine_to: MakeEngine, servers: Servers, caplog: pytest.LogCaptureFixture, hold: bool
+    engine_to: MakeEngine, servers: Servers, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_to("postgresql15")
     put(engine, 1, 2)
@@ -143,7 +135,7 @@ def test_async_handlers_are_cancelled_after_the_grace(
                 raise
 
         async with async_connected(servers.installed("postgresql15", "asyncpg")) as bind:
-            worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, grace=0.1, hold=hold)
+            worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, grace=0.1)
             task = asyncio.create_task(worker.run())
             await begun.wait()
             worker.stop()
@@ -162,14 +154,14 @@ def test_jobs_that_finish_during_close_are_reported(engine_to: MakeEngine, error
     state = state_for(sl.Worker(sl.Queue(), print, bind=engine, concurrency=1))
     state.cycle()
     job = state.take()
-    give_back = state.release_waiting
+    give_back = state._release_waiting
 
     def ends_meanwhile() -> None:
         give_back()
         if state.running:
             state.done(job, error)
 
-    state.release_waiting = ends_meanwhile  # type: ignore[method-assign]
+    state._release_waiting = ends_meanwhile  # type: ignore[method-assign]
     state.close()
     ended = {"completed": 1, "dead": 0} if error is None else {"completed": 0, "dead": 1}
     assert counts(engine) == {"all": 2, "running": 0, "waiting": 1, **ended}
@@ -205,42 +197,6 @@ def test_no_job_starts_after_a_stop(engine: Engine) -> None:
     assert counts(engine)["waiting"] == 2
 
 
-@pytest.mark.parametrize(("name", "driver"), [("postgresql15", None), ("mysql", None), ("postgresql15", "asyncpg")])
-def test_a_held_job_that_a_stop_returns_is_as_it_was(
-    servers: Any, engine_to: MakeEngine, name: str, driver: str | None
-) -> None:
-    engine = engine_to(name)
-    put(engine, *range(3), max_attempts=1, unique=["a", "b", "c"])
-    begun: list[Any] = []
-    worker: Any
-
-    def stop(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if CAPTURE in statement.replace("`", ""):
-            worker.stop()
-
-    async def handler(job: Any) -> None:
-        begun.append(job)
-
-    async def main() -> None:
-        nonlocal worker
-        async with async_connected(servers.installed(name, driver)) as bind:
-            event.listen(bind.sync_engine, "after_cursor_execute", stop)
-            worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, hold=True)
-            await asyncio.wait_for(worker.run(), PATIENCE)
-
-    if driver is None:
-        event.listen(engine, "after_cursor_execute", stop)
-        worker = sl.Worker(queue, begun.append, bind=engine, concurrency=1, hold=True)
-        worker.run()
-    else:
-        asyncio.run(main())
-    assert begun == []
-    with engine.connect() as connection:
-        job = build_context(connection.dialect, {}).tables.job
-        rows = connection.execute(select(job.c.attempts, job.c.started_at, job.c.unique_key)).all()
-    assert sorted(rows) == [(0, None, key) for key in "abc"]
-
-
 def test_a_slot_that_outlives_run_starts_no_job(engine_to: MakeEngine) -> None:
     """It leaves no connection open, although its engine was disposed of before."""
     engine = engine_to("postgresql15")
@@ -256,7 +212,7 @@ def test_a_slot_that_outlives_run_starts_no_job(engine_to: MakeEngine) -> None:
             worker.stop()
             assert go.wait(PATIENCE)
 
-    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, hold=True, grace=0)
+    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, grace=0)
     pool = engine.pool
     worker.run()
     engine.dispose()
@@ -266,11 +222,8 @@ def test_a_slot_that_outlives_run_starts_no_job(engine_to: MakeEngine) -> None:
     assert pool.checkedin() == 0  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("hold", [False, True])
 @pytest.mark.parametrize("which", ["postgresql15/asyncpg", "postgresql15/psycopg", "mysql/aiomysql"])
-def test_cancellation_at_any_await_releases_jobs(
-    engine_to: MakeEngine, servers: Servers, which: str, hold: bool
-) -> None:
+def test_cancellation_at_any_await_releases_jobs(engine_to: MakeEngine, servers: Servers, which: str) -> None:
     name, driver = which.split("/")
     engine = engine_to(name)
     put(engine, *range(5))
@@ -283,9 +236,7 @@ def test_cancellation_at_any_await_releases_jobs(
             await asyncio.sleep(3600)
 
         async with async_connected(servers.installed(name, driver)) as bind:
-            worker = sl.AsyncWorker(
-                sl.Queue(), handler, bind=bind, concurrency=2, heartbeat=3600, stalled_after=None, hold=hold
-            )
+            worker = sl.AsyncWorker(sl.Queue(), handler, bind=bind, concurrency=2, heartbeat=3600, stalled_after=None)
             task = asyncio.create_task(worker.run())
             await began.wait()
             await cancelled_at_every_await(task)
@@ -293,94 +244,6 @@ def test_cancellation_at_any_await_releases_jobs(
 
     asyncio.run(main())
     assert counts(engine) == {"all": 5, "completed": 0, "dead": 0, "running": 0, "waiting": 5}
-
-
-@pytest.mark.parametrize("end", ["returns", "raises"])
-def test_no_held_job_begins_after_a_cancellation(engine_to: MakeEngine, servers: Servers, end: str) -> None:
-    """Whatever its handler makes of it: it may have returned just before."""
-    engine = engine_to("postgresql15")
-    put(engine, *range(10))
-    begun: list[Any] = []
-
-    async def handler(job: Any) -> None:
-        begun.append(job.payload)
-        try:
-            await asyncio.sleep(3600)
-        except asyncio.CancelledError:
-            if end == "raises":
-                raise ValueError from None
-
-    async def body(bind: AsyncEngine) -> None:
-        worker, before = sl.AsyncWorker(queue, handler, bind=bind, concurrency=2, hold=True), asyncio.all_tasks()
-        task = asyncio.create_task(worker.run())
-        while len(begun) < 2:
-            await asyncio.sleep(0.01)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert asyncio.all_tasks() == before
-
-    run_async(servers, "postgresql15", "asyncpg", body)
-    assert len(begun) == 2
-
-
-@pytest.mark.parametrize("which", ["postgresql15/asyncpg", "mysql/aiomysql"])
-def test_a_held_job_whose_handler_returned_is_completed_though_its_worker_is_cancelled(
-    engine_to: MakeEngine, servers: Servers, which: str
-) -> None:
-    """Its work is done: rolled back, the job would run again."""
-    name, driver = which.split("/")
-    engine = engine_to(name)
-    put(engine, 1)
-    ran: list[Any] = []
-
-    async def handler(job: Any) -> None:
-        ran.append(job.payload)
-
-    async def body(bind: AsyncEngine) -> None:
-        cancelled: list[bool] = []
-
-        @event.listens_for(bind.sync_engine, "before_cursor_execute")
-        def cancel(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-            if ran and not cancelled and COMPLETE in statement.replace("`", ""):
-                cancelled.append(task.cancel())
-
-        task = asyncio.create_task(sl.AsyncWorker(queue, handler, bind=bind, concurrency=1, hold=True).run())
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert cancelled == [True]
-
-    run_async(servers, name, driver, body)
-    assert counts(engine) == {"all": 1, "completed": 1, "dead": 0, "running": 0, "waiting": 0}
-    sl.Worker(queue, lambda job: ran.append(job.payload), bind=engine, concurrency=1).run(until_empty=True)
-    assert ran == [1]
-
-
-def test_a_job_that_a_stop_keeps_from_its_task_waits_again(engine_to: MakeEngine, servers: Servers) -> None:
-    """With a task factory, whose tasks may be eager, a job is taken in one turn of the loop and begun in the next."""
-    engine = engine_to("postgresql15")
-    put(engine, 1, 2, max_attempts=1)
-    begun: list[Any] = []
-
-    async def body(bind: AsyncEngine) -> None:
-        loop = asyncio.get_running_loop()
-        loop.set_task_factory(lambda loop, work, **options: asyncio.Task(work, loop=loop, **options))
-
-        async def handler(job: Any) -> None:
-            begun.append(job.payload)
-            # it runs after the second job is taken, and before that job and the worker have their turns
-            loop.call_soon(worker.stop)
-            raise ValueError  # which wakes the worker
-
-        options: dict[str, Any] = {"concurrency": 1, "batch": 2, "prefetch": 1, "grace": 2 * PATIENCE}
-        worker = sl.AsyncWorker(queue, handler, bind=bind, **options)
-        await worker.run()
-
-    run_async(servers, "postgresql15", "asyncpg", body)
-    assert begun == [1]
-    assert counts(engine) == {"all": 2, "completed": 0, "dead": 1, "running": 0, "waiting": 1}
-    with engine.begin() as connection:
-        assert [job.attempts for job in connection.execute(queue.capture(10))] == [1]  # it was not tried before
 
 
 def test_a_cancelled_worker_releases_its_jobs(engine_to: MakeEngine, servers: Servers) -> None:
@@ -405,12 +268,9 @@ def test_a_cancelled_worker_releases_its_jobs(engine_to: MakeEngine, servers: Se
     assert counts(engine) == {"all": 4, "completed": 0, "dead": 0, "running": 0, "waiting": 4}
 
 
-@pytest.mark.parametrize("hold", [False, True])
 @pytest.mark.parametrize("later", range(6))
-def test_a_cancellation_during_a_wake_up_is_not_lost(
-    servers: Any, engine_to: MakeEngine, later: int, hold: bool
-) -> None:
-    name, driver = ("postgresql15", "asyncpg") if hold else ("sqlite", "aiosqlite")
+def test_a_cancellation_during_a_wake_up_is_not_lost(servers: Any, engine_to: MakeEngine, later: int) -> None:
+    name, driver = "sqlite", "aiosqlite"
     engine_to(name)
 
     async def handler(job: Any) -> None:
@@ -419,7 +279,7 @@ def test_a_cancellation_during_a_wake_up_is_not_lost(
     async def main() -> None:
         async with async_connected(servers.installed(name, driver)) as bind:
             own = sl.Queue(notify=False)
-            worker = sl.AsyncWorker(own, handler, bind=bind, poll=3600, heartbeat=3600, stalled_after=None, hold=hold)
+            worker = sl.AsyncWorker(own, handler, bind=bind, poll=3600, heartbeat=3600, stalled_after=None)
             rings = [*worker._slot_wakes, worker._wake]
             task = asyncio.create_task(worker.run())
             while not all(ring._waiters for ring in rings):  # type: ignore[attr-defined]
@@ -450,7 +310,7 @@ def look(frame, what, arg):
         sent = True
         os.kill(os.getpid(), signal.SIGTERM)
 
-worker = sl.Worker(sl.Queue(), print, bind=create_engine(sys.argv[1]), poll=3600, hold=len(sys.argv) > 2)
+worker = sl.Worker(sl.Queue(), print, bind=create_engine(sys.argv[1]), poll=3600)
 armed = False
 # the last method that the main thread calls before it waits
 last = sl.Worker._wait
@@ -472,8 +332,6 @@ print("ended", sent)
 def test_a_signal_at_any_moment_stops_run(servers: Servers, engine_to: MakeEngine, name: str) -> None:
     engine_to(name)
     command = [sys.executable, "-c", INTERRUPTED, servers.installed(name, PLAIN[name])]
-    if name != "sqlite":
-        command.append("hold")
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.stdout == "ended True\n", ended.stderr
 
@@ -618,22 +476,6 @@ if "aiosqlite" in sys.argv[1]:
 else:
     sl.Worker(sl.Queue(), handle, bind=create_engine(sys.argv[1]), concurrency=1).run(until_empty=True)
 """
-
-
-@pytest.mark.parametrize("driver", ["pysqlite", "aiosqlite"])
-def test_a_signal_to_a_forked_child_of_a_handler_is_the_child_s(servers: Servers, driver: str) -> None:
-    url = servers.fresh("sqlite", PLAIN["sqlite"])
-    install(url)
-    with connected(url) as engine:
-        put(engine, 1, 2)
-    ran = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", FORKING, url.replace(PLAIN["sqlite"], driver)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert ran.stdout == f"{-signal.SIGTERM}\n" * 2, ran.stderr
 
 
 @pytest.mark.parametrize("kind", ["sync", "async"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from datetime import datetime, timedelta, timezone
+from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -19,7 +19,7 @@ from sqlalchemy_locks.workers.state import WorkerState
 from tests import servers as real
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import PATIENCE, connected, seen, until
-from tests.fixtures.queues import MakeEngine, put
+from tests.fixtures.queues import put
 from tests.fixtures.worker_states import beat, counts, finish_all, queue, running, state_of
 
 CAPTURE, COMPLETE, FAIL = "processing_host=", "completed_at=", "failed_at=CASE"
@@ -89,22 +89,6 @@ def test_failing_captures_keep_no_report_from_being_sent(engine: Engine) -> None
     assert counts(engine) == {"all": 10, "completed": 9, "dead": 1, "running": 0, "waiting": 0}
 
 
-def test_failing_reports_keep_no_heartbeat_from_being_sent(engine: Engine) -> None:
-    state, jobs = three_taken(engine)
-    state.done(jobs[0], None)
-    state.done(jobs[1], RuntimeError("wrong"))
-    age_heartbeats(engine, state)
-    with refusing(engine, COMPLETE, FAIL):
-        state.cycle()
-        assert counts(engine)["running"] == 3
-    assert stalled(engine) == 0
-    with refusing(engine, FAIL):
-        state.cycle()
-    assert counts(engine) == {"all": 10, "completed": 1, "dead": 0, "running": 5, "waiting": 4}
-    state.cycle()
-    assert counts(engine) == {"all": 10, "completed": 1, "dead": 1, "running": 4, "waiting": 4}
-
-
 def test_the_error_pause_is_limited(engine: Engine) -> None:
     put(engine, 1)
     state = state_of(engine)
@@ -123,32 +107,6 @@ def test_close_takes_every_step_that_succeeds(engine: Engine) -> None:
         state.close()
     # the completed job was not reported, the failed one was, and the running one was released
     assert counts(engine) == {"all": 10, "completed": 0, "dead": 1, "running": 1, "waiting": 8}
-
-
-def test_lost_jobs_are_dropped_after_a_failed_attempt(lite: Engine) -> None:
-    put(lite, *range(4))
-    state = state_of(lite, batch=4)
-    state.cycle()
-    jobs = list(state.waiting)
-    with lite.begin() as connection:
-        assert connection.scalar(queue.complete(jobs[1])) == 1
-    asked = 0
-    perform = state.database.perform
-
-    def failing(operation: Any, *rest: Any) -> Any:
-        nonlocal asked
-        asked += 1
-        if asked == 2:
-            raise OperationalError("UPDATE", {}, OSError("gone"))
-        return perform(operation, *rest)
-
-    state.database.perform = failing  # type: ignore[method-assign]
-    beat(state)
-    assert asked == 2
-    assert list(state.waiting) == jobs
-    assert state.take() is None  # until it is known which are still owned
-    beat(state)
-    assert list(state.waiting) == [jobs[0], *jobs[2:]]
 
 
 def test_a_standby_is_retried(lite: Engine) -> None:
@@ -205,8 +163,7 @@ def test_a_server_restart_loses_no_job(name: str) -> None:
         server.close()
 
 
-@pytest.mark.parametrize("hold", [False, True])
-def test_connections_to_a_standby_are_replaced(servers: Servers, hold: bool) -> None:
+def test_connections_to_a_standby_are_replaced(servers: Servers) -> None:
     """Connections that were made when the server's name led to a standby stay connections to it."""
     url = servers.fresh("postgresql15", "psycopg")
     install(url)
@@ -233,7 +190,7 @@ def test_connections_to_a_standby_are_replaced(servers: Servers, hold: bool) -> 
                 work()
         with pytest.raises(sl.NotWritable), locks.exclusive("task"):
             pass
-        worker = sl.Worker(queue, done.append, bind=engine, concurrency=1, poll=0.1, heartbeat=0.2, hold=hold)
+        worker = sl.Worker(queue, done.append, bind=engine, concurrency=1, poll=0.1, heartbeat=0.2)
         with seen(engine) as statements, running(worker):
             until(lambda: len([each for each in statements if "lock.job" in each]) > 3)
             set_read_only("off")
@@ -247,42 +204,3 @@ def test_connections_to_a_standby_are_replaced(servers: Servers, hold: bool) -> 
             except sl.NotWritable:
                 work()  # what its caller handles is none of its own errors
         assert len(made) <= 1
-
-
-def test_slots_that_hold_jobs_log_a_failure_once(
-    servers: Servers, engine_to: MakeEngine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Each slot captures by itself, and all of them fail as long as the database is unavailable."""
-    engine, done = engine_to("postgresql15"), []
-    worker = sl.Worker(queue, done.append, bind=engine, concurrency=4, poll=0.01, hold=True)
-
-    def failures() -> list[str]:
-        return [each.getMessage() for each in caplog.records if each.name == "sqlalchemy_locks.worker"]
-
-    with seen(engine) as statements, refusing(engine, "SKIP LOCKED"), running(worker):
-        until(lambda: len([each for each in statements if "SKIP LOCKED" in each]) > 8)
-    assert len([each for each in failures() if each.startswith("Database unavailable")]) == 1
-    put(engine, 1)
-    with running(worker):
-        until(lambda: done)
-
-
-def test_a_run_until_empty_tells_of_jobs_whose_worker_is_silent(
-    engine: Engine, caplog: pytest.LogCaptureFixture
-) -> None:
-    """It ends before it could judge other workers."""
-    put(engine, 1)
-    with engine.begin() as connection:
-        assert len(connection.execute(queue.capture()).all()) == 1
-    worker = sl.Worker(queue, print, bind=engine, concurrency=1, stalled_after=60)
-    worker.run(until_empty=True)
-    assert "are left" not in caplog.text
-    with engine.begin() as connection:
-        job = build_context(engine.dialect, {}).tables.job
-        connection.execute(update(job).values(heartbeat_at=datetime.now(timezone.utc) - timedelta(hours=1)))
-    # a locked row is counted, too: the count itself locks none
-    with nullcontext() if engine.dialect.name == "sqlite" else engine.begin() as locking:
-        if locking is not None:
-            locking.execute(select(job.c.internal_id).with_for_update())
-        worker.run(until_empty=True)
-    assert "1 jobs of the queue 'default' have had no heartbeat for 60 s" in caplog.text

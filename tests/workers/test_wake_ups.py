@@ -20,7 +20,7 @@ import sqlalchemy_locks as sl
 from tests.conftest import Servers
 from tests.fixtures.parties import PATIENCE, async_connected, later, until
 from tests.fixtures.queues import MakeEngine, put
-from tests.fixtures.worker_states import all_ended, counts, queue, run_async, running, state_of
+from tests.fixtures.worker_states import counts, queue, run_async, running, state_of
 
 
 @contextmanager
@@ -199,28 +199,6 @@ def test_listening_resumes_after_an_error(engine_to: MakeEngine) -> None:
         done.clear()
         put(engine, 1)
         assert done.wait(PATIENCE)
-
-
-def test_holding_slots_are_woken_without_polling(engine_to: MakeEngine, servers: Servers) -> None:
-    engine = engine_to("postgresql15")
-
-    async def body(bind: AsyncEngine) -> None:
-        done = asyncio.Event()
-
-        async def handler(_: Any) -> None:
-            done.set()
-
-        worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=2, hold=True, poll=3600, grace=3600)
-        task = asyncio.create_task(worker.run())
-        for number in range(3):
-            done.clear()
-            await asyncio.to_thread(put, engine, number)
-            await done.wait()
-        await all_ended(engine, 3)
-        worker.stop()
-        await task
-
-    run_async(servers, "postgresql15", "asyncpg", body)
 
 
 def test_a_completed_job_is_reported_within_a_second(lite: Engine) -> None:

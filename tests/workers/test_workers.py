@@ -14,9 +14,9 @@ from inspect import signature
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, func, or_, select, text, update
+from sqlalchemy import Engine, create_engine, func, or_, select, update
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.pool import NullPool, StaticPool
+from sqlalchemy.pool import StaticPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
@@ -156,35 +156,6 @@ def test_killed_and_suspended_workers_lose_no_job(
     assert sum(number - 1 for _, number in done) <= 3 * 12
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_a_held_job_is_back_after_a_crash(servers: Servers, name: str, processes: Callable[..., Process]) -> None:
-    url = servers.fresh(name, PLAIN[name])
-    install(url)
-    engine = create_engine(url, poolclass=NullPool)
-    seen.create(engine)
-    put(engine, 1)
-    with engine.begin() as blocker:
-        blocker.execute(
-            text("LOCK TABLE seen IN EXCLUSIVE MODE" if name == "postgresql15" else "LOCK TABLES seen READ")
-        )
-        worker = processes(url, hold=True, stalled_after=3600)
-        assert [worker.receive() for _ in range(2)] == ["ready", "working"]
-        with engine.begin() as connection:
-            assert connection.execute(queue.capture(5)).all() == []
-        worker.kill()
-        blocker.execute(text("SELECT 1" if name == "postgresql15" else "UNLOCK TABLES"))
-
-    def again() -> Any:
-        with engine.connect() as connection:
-            found = connection.execute(queue.capture(5)).all()
-            connection.rollback()
-            return found
-
-    until(again)
-    ((job,),) = [again()]
-    assert job.attempts == 1
-
-
 def test_concurrency_is_not_exceeded(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15")
     put(engine, *range(60))
@@ -226,11 +197,8 @@ ASYNC = [
 ]
 
 
-@pytest.mark.parametrize("hold", [False, True])
 @pytest.mark.parametrize(("name", "driver"), ASYNC)
-def test_async_workers(engine_to: MakeEngine, servers: Servers, name: str, driver: str, hold: bool) -> None:
-    if hold and name == "sqlite":
-        pytest.skip("SQLite has no held transactions")
+def test_async_workers(engine_to: MakeEngine, servers: Servers, name: str, driver: str) -> None:
     engine = engine_to(name)
     put(engine, *range(50), max_attempts=1)
 
@@ -247,7 +215,7 @@ def test_async_workers(engine_to: MakeEngine, servers: Servers, name: str, drive
                 raise RuntimeError("seven")
 
         async with async_connected(servers.installed(name, driver)) as bind:
-            worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=3, hold=hold, poll=0.05)
+            worker = sl.AsyncWorker(queue, handler, bind=bind, concurrency=3, poll=0.05)
             task = asyncio.create_task(worker.run())
             while (counted := await asyncio.to_thread(counts, engine))["completed"] + counted["dead"] < 50:
                 await asyncio.sleep(0.02)
@@ -272,8 +240,6 @@ def test_invalid_parameters_are_refused(engine_to: MakeEngine) -> None:
     def handler(_: Any) -> None:
         pass
 
-    with pytest.raises(sl.Unsupported, match="hold=True is refused on SQLite"):
-        sl.Worker(queue, handler, bind=engine, hold=True)
     with pytest.raises(sl.Unsupported, match="StaticPool"):
         sl.Worker(queue, handler, bind=create_engine("sqlite://", poolclass=StaticPool))
     with pytest.raises(TypeError, match="handler"):

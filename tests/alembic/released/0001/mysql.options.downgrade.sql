@@ -6,6 +6,8 @@ DROP TABLE IF EXISTS `my_permit_request`;
 
 DROP TABLE IF EXISTS `my_semaphore`;
 
+DROP TABLE IF EXISTS `my_worker`;
+
 DROP TABLE IF EXISTS `my_paused_queue`;
 
 DROP TABLE IF EXISTS `my_job`;

@@ -8,9 +8,11 @@ CREATE TABLE IF NOT EXISTS `my_task_timeout` (queue_id VARCHAR(255) NOT NULL DEF
 
 CREATE TABLE IF NOT EXISTS `my_task` (queue_id VARCHAR(255) NOT NULL DEFAULT 'default', id VARCHAR(255) NOT NULL, status VARCHAR(64) NOT NULL DEFAULT 'done', claim BIGINT NOT NULL DEFAULT 0, updated_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), timeout BIGINT, retries_left INTEGER, PRIMARY KEY (queue_id, id), INDEX `my_task_ready` (queue_id, status, id), INDEX `my_task_captured` (status, updated_at)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
-CREATE TABLE IF NOT EXISTS `my_job` (internal_id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, external_id CHAR(32) NOT NULL, queue_id VARCHAR(255) NOT NULL DEFAULT 'default', payload JSON NOT NULL, priority INTEGER NOT NULL DEFAULT 0, run_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), claim BIGINT NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0, max_attempts INTEGER NOT NULL DEFAULT 5, processing_host VARCHAR(255), heartbeat_at DATETIME(6), created_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), started_at DATETIME(6), completed_at DATETIME(6), failed_at DATETIME(6), error TEXT, unique_key VARCHAR(255), INDEX `my_job_ready` (queue_id, started_at, priority, run_at, internal_id), UNIQUE INDEX `my_job_external_id` (external_id), INDEX `my_job_running` (heartbeat_at), INDEX `my_job_completed` (completed_at), INDEX `my_job_dead` (failed_at), UNIQUE INDEX `my_job_unique` (queue_id, unique_key)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+CREATE TABLE IF NOT EXISTS `my_job` (internal_id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, external_id CHAR(32) NOT NULL, queue_id VARCHAR(255) NOT NULL DEFAULT 'default', payload JSON NOT NULL, priority INTEGER NOT NULL DEFAULT 0, run_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), claim BIGINT NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0, max_attempts INTEGER NOT NULL DEFAULT 5, processing_host VARCHAR(255), created_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), started_at DATETIME(6), completed_at DATETIME(6), failed_at DATETIME(6), error TEXT, unique_key VARCHAR(255), INDEX `my_job_ready` (queue_id, started_at, priority, run_at, internal_id), INDEX `my_job_running` (completed_at, failed_at, started_at), UNIQUE INDEX `my_job_external_id` (external_id), INDEX `my_job_completed` (completed_at), INDEX `my_job_dead` (failed_at), UNIQUE INDEX `my_job_unique` (queue_id, unique_key)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 CREATE TABLE IF NOT EXISTS `my_paused_queue` (id VARCHAR(255) NOT NULL, paused_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), PRIMARY KEY (id)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+
+CREATE TABLE IF NOT EXISTS `my_worker` (host VARCHAR(255) NOT NULL, heartbeat_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), started_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), PRIMARY KEY (host)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 CREATE TABLE IF NOT EXISTS `my_semaphore` (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY, name VARCHAR(255) NOT NULL, capacity INTEGER, fence BIGINT NOT NULL DEFAULT 0, used_at_most BIGINT, on_demand BOOL NOT NULL DEFAULT false, created_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), updated_at DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), CONSTRAINT `my_semaphore_by_name` UNIQUE (name)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
@@ -34,6 +36,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON `my_job` TO `app`@`10.%`;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_paused_queue` TO `app`@`10.%`;
 
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_worker` TO `app`@`10.%`;
+
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_semaphore` TO `app`@`10.%`;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_permit_request` TO `app`@`10.%`;
@@ -53,6 +57,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON `my_task` TO `role`;
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_job` TO `role`;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_paused_queue` TO `role`;
+
+GRANT SELECT, INSERT, UPDATE, DELETE ON `my_worker` TO `role`;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_semaphore` TO `role`;
 

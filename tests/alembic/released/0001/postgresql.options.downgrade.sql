@@ -40,6 +40,8 @@ DROP TABLE IF EXISTS "elsewhere".permit_request;
 
 DROP TABLE IF EXISTS "elsewhere".semaphore;
 
+DROP TABLE IF EXISTS "elsewhere".worker;
+
 DROP TABLE IF EXISTS "elsewhere".paused_queue;
 
 DROP TABLE IF EXISTS "elsewhere".job;

@@ -40,6 +40,8 @@ DROP TABLE IF EXISTS lock.permit_request;
 
 DROP TABLE IF EXISTS lock.semaphore;
 
+DROP TABLE IF EXISTS lock.worker;
+
 DROP TABLE IF EXISTS lock.paused_queue;
 
 DROP TABLE IF EXISTS lock.job;

@@ -6,6 +6,8 @@ DROP TABLE IF EXISTS "lock_permit_request";
 
 DROP TABLE IF EXISTS "lock_semaphore";
 
+DROP TABLE IF EXISTS "lock_worker";
+
 DROP TABLE IF EXISTS "lock_paused_queue";
 
 DROP TABLE IF EXISTS "lock_job";

@@ -1,0 +1,197 @@
+"""The rows of workers, and the jobs of those that are silent.
+
+A worker is a row, and its heartbeat one UPDATE of it. A running job is stalled when the row of its worker is silent, or
+when it has none (it was captured without a worker, or the row was deleted) and was captured as long ago.
+
+A reclaim locks the row of a silent worker first, reads it again, and deletes it in the transaction that takes its jobs.
+So a late heartbeat either comes before, and the worker keeps its jobs, or it matches no row, and the worker knows that
+it has lost them.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from sqlalchemy import Float, and_, bindparam, delete, func, or_, select, update
+from sqlalchemy.sql import Executable
+
+from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
+from sqlalchemy_locks.core.roles import RoleMapping
+from sqlalchemy_locks.queue.acknowledge import requeue
+from sqlalchemy_locks.queue.jobs import Jobs
+from sqlalchemy_locks.queue.maintenance import Sweep
+from sqlalchemy_locks.sql.clock import Instant, Now, SecondsAgo
+
+#: how long a worker without jobs has to be silent before its row is deleted, in seconds
+FORGET_AFTER = 86400.0
+#: the most such rows that are deleted in one transaction
+_FORGET = 100
+HOST = "locks_host"
+
+
+class WorkerRow(OperationImpl):
+    """An operation on the row of one worker."""
+
+    def __init__(self, rows: RoleMapping, name: str) -> None:
+        super().__init__()
+        self.rows, self.name = rows, name
+        self.needs_installation = rows.target is None
+
+    def route(self) -> dict[str, Any]:
+        return self.rows.route()
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return True
+
+    def host(self, context: BuildContext) -> Any:
+        """Return the condition that a row is the worker's."""
+        column = self.rows.columns(context)["host"]
+        return column == bindparam(HOST, type_=column.type)
+
+    def run(self, execution: Execution) -> Any:
+        return super().run(execution).rowcount
+
+
+class AddWorker(WorkerRow):
+    """Inserts the row of a worker, unless it is there."""
+
+    def build(self, context: BuildContext) -> Executable | None:
+        at = self.rows.columns(context)
+        values = {
+            at["host"]: bindparam(HOST, type_=at["host"].type),
+            at["heartbeat_at"]: Now(),
+            at["started_at"]: Now(),
+        }
+        defaults = self.rows.target.insert_defaults() if self.rows.target else {}
+        adding: Any = context.backend.insert_unless_present(at.table, at["host"])
+        statement: Executable = adding.values({**values, **defaults}).inline()
+        return statement
+
+
+class SendHeartbeat(WorkerRow):
+    """Updates the row of a worker, and returns whether it is there."""
+
+    def build(self, context: BuildContext) -> Executable | None:
+        at = self.rows.columns(context)
+        return update(at.table).where(self.host(context)).values({at["heartbeat_at"]: Now()})
+
+    def run(self, execution: Execution) -> bool:
+        return bool(super().run(execution))
+
+
+class ReadHeartbeat(WorkerRow):
+    """Reads the instant of a worker's last heartbeat."""
+
+    writes = False
+
+    def build(self, context: BuildContext) -> Executable | None:
+        return select(self.rows.columns(context)["heartbeat_at"]).where(self.host(context))
+
+    def run(self, execution: Execution) -> Any:
+        statement = self.statement(execution.context)
+        assert statement is not None
+        return execution.execute(statement).scalar()
+
+
+class RemoveWorker(WorkerRow):
+    """Deletes the row of a worker that ends."""
+
+    def build(self, context: BuildContext) -> Executable | None:
+        return delete(self.rows.columns(context).table).where(self.host(context))
+
+
+class Requeue(Sweep):
+    """Returns stalled jobs to the queue, or marks them as dead after their last attempt; deletes silent workers.
+
+    :param since: workers are silent that have sent no heartbeat since the instant that is bound, rather than for the
+        seconds that are bound.
+    """
+
+    def __init__(self, jobs: Jobs, by: str | None, *, since: bool = False) -> None:
+        super().__init__(jobs, "Queue.requeue_stalled", by)
+        kind: Any = Instant() if since else Float()
+        silent, forgotten = (bindparam(name, type_=kind) for name in ("locks_silent", "locks_forgotten"))
+        self._silent_at: Any = silent if since else SecondsAgo(silent)
+        self._forgotten_at: Any = forgotten if since else SecondsAgo(forgotten)
+        self._taking = cache(lambda context: self._statement(context, self.spec(context)))
+
+    def repeatable(self, operation: Operation[Any]) -> bool:
+        return True  # a second execution finds nothing that the first one has changed
+
+    def build(self, context: BuildContext) -> Executable | None:
+        return None
+
+    def multi_statement_reason(self, context: BuildContext) -> str:
+        return "which deletes silent workers and takes their jobs, one after the other"
+
+    def build_spec(self, context: BuildContext) -> CaptureSpec:
+        at = self.jobs.at(context)
+        old = at.started_at < self._silent_at
+        stalled = old
+        if self.jobs.workers is not None:
+            workers = self.jobs.workers.columns(context)
+            present = select(workers["host"]).where(workers["host"] == at.processing_host).exists()
+            taken = at.processing_host.in_(bindparam("locks_hosts", type_=at.processing_host.type, expanding=True))
+            stalled = or_(taken, and_(old, ~present))
+        conditions = (*self.jobs.running(at), stalled, *self.chosen(at))
+        return CaptureSpec(at.table, conditions, requeue(at), (at.started_at,), self.jobs.target)
+
+    def _run(self, execution: Execution, spec: CaptureSpec) -> Any:
+        backend = execution.backend
+        if backend.autocommit(execution.connection):
+            raise backend.refuse_autocommit(self.name)
+        if self.jobs.workers is not None:
+            hosts, jobs = self._delete_silent(execution, self.jobs.workers)
+            limit = max(execution.values[LIMIT], jobs)
+            execution.values = {**execution.values, "locks_hosts": hosts, LIMIT: limit}
+        statement = self._taking(execution.context)
+        if statement is None:
+            return len(self._in_steps(execution, spec))
+        numbers = execution.execute(statement).scalars().all()
+        return numbers[0] if backend.writable_ctes else len(numbers)
+
+    def _delete_silent(self, execution: Execution, workers: RoleMapping) -> tuple[list[str], int]:
+        """Delete workers that are silent, and return their hosts and how many jobs they have.
+
+        As many as the limit of jobs allows, and at least one: the jobs of one worker are taken together.
+        """
+        at = workers.columns(execution.context)
+        values, limit = execution.values, execution.values[LIMIT]
+        hosts: list[str] = []
+        number = 0
+        workers_jobs: Any = execution.execute(self._silent(execution.context), values).all()
+        for host, jobs in workers_jobs:
+            if (not jobs or not number or number + jobs <= limit) and self._delete(execution, at, host):
+                hosts.append(host)
+                number += jobs
+        return hosts, number
+
+    def _silent(self, context: BuildContext) -> Any:
+        """Return the SELECT of silent workers that have jobs, how many, and of those without that are long gone."""
+        at = self.jobs.at(context)
+        assert self.jobs.workers is not None
+        workers = self.jobs.workers.columns(context)
+        jobs = (
+            select(func.count())
+            .where(*self.jobs.running(at), at.processing_host == workers["host"], *self.chosen(at))
+            .correlate(workers.table)
+            .scalar_subquery()
+        )
+        silent = select(workers["host"], jobs.label("jobs"), workers["heartbeat_at"].label("at"))
+        each = silent.where(workers["heartbeat_at"] < self._silent_at).subquery("silent")
+        wanted = or_(each.c.jobs > 0, each.c.at < self._forgotten_at)
+        return select(each.c[0], each.c.jobs).where(wanted).order_by(each.c.at).limit(_FORGET)
+
+    def _delete(self, execution: Execution, at: Any, host: str) -> bool:
+        """Lock the row of a silent worker, look at it again, and delete it; return whether it was silent.
+
+        One that is locked is sending a heartbeat, or its jobs are being taken.
+        """
+        values = {**execution.values, HOST: host}
+        own = at["host"] == bindparam(HOST, type_=at["host"].type)
+        locking = select(at["host"]).where(own, at["heartbeat_at"] < self._silent_at).with_for_update(skip_locked=True)
+        if execution.execute(locking, values).first() is None:
+            return False
+        return bool(execution.execute(delete(at.table).where(own), {HOST: host}).rowcount)
