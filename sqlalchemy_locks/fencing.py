@@ -111,12 +111,8 @@ class _FencedUpdate(OperationImpl):
     def run(self, execution: Execution) -> bool:
         if not self.single:
             self._refuse_autocommit(execution)
-        written = 0
-        for _ in execution.attempts():
-            with execution.waiting():
-                written = execution.execute(self._fenced_update(), {}).rowcount
-            if written or not (execution.backend.misses_replaced and self._still_matches(execution)):
-                break
+        with execution.waiting():
+            written = execution.execute(self._fenced_update(), {}).rowcount
         if not written or not self.single:
             newer = self._newer_token(execution)
             if newer is not None:
@@ -135,11 +131,6 @@ class _FencedUpdate(OperationImpl):
             execution.take_write_lock(self.target.table)
         if backend.autocommit(execution.connection) or not backend.transaction_begun(execution.connection):
             raise backend.refuse_autocommit(self.name)
-
-    def _still_matches(self, execution: Execution) -> bool:
-        """Return whether a row matches that the UPDATE has missed, since it was replaced during the wait."""
-        statement = select(self.fence).where(*self._condition(), *self._not_newer()).limit(1)
-        return execution.execute(statement, {}).first() is not None
 
     def _newer_token(self, execution: Execution) -> Any:
         """Return the greatest token for which a row was refused, or ``None``."""

@@ -24,10 +24,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, partial
-from operator import methodcaller
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 
 import sqlalchemy
@@ -42,7 +40,6 @@ from sqlalchemy.util import immutabledict
 
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.core.engine_state import backend_of, engine_state
-from sqlalchemy_locks.core.side_pool import SidePool
 from sqlalchemy_locks.dialects import Backend
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
@@ -53,9 +50,6 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Any)
 T = TypeVar("T")
 
-#: how often a row may be replaced while a statement waits for it, before the search for it is given up
-_MAX_REPLACED = 10
-fetch_one: Callable[[Any], Any] = methodcaller("fetchone")
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
 
 
@@ -446,29 +440,12 @@ class Execution:
         """Limit the lock waits of the statements inside to ``wait`` seconds."""
         return contextlib.nullcontext() if self.wait is None else self.backend.bounded(self.connection, self.wait)
 
-    def attempts(self) -> Iterator[int]:
-        """Number the attempts at a row that may be replaced while a statement waits for it.
-
-        One, unless the engine then finds no row. Each attempt may wait for what is left of ``wait``.
-        """
-        started, wait = time.monotonic(), self.wait
-        for number in range(_MAX_REPLACED if self.backend.misses_replaced else 1):
-            if number and wait is not None:
-                self.wait = max(0.0, wait - (time.monotonic() - started))
-            yield number
-
     def take_write_lock(self, table: Table) -> None:
         """Take SQLite's write lock, by a DELETE of no row.
 
         Python's driver begins a transaction before it, which it doesn't do before a statement that begins with WITH.
         """
         self.execute(delete(table).where(false()), {})
-
-    def scalar(self, statement: Executable, values: Mapping[str, Any], *, simple: bool = False) -> Any:
-        return self.execute(statement, values).scalar()
-
-    def by_cursor(self, statement: Executable, values: Mapping[str, Any], read: Callable[[Any], T], **_: Any) -> T:
-        return read(self.execute(statement, values))
 
 
 def fresh_nonce() -> str:
@@ -501,22 +478,3 @@ class translated:
                 raise ours from error
             if self.needs_installation and self.backend.denied(error):
                 error.add_detail(_DENIED)
-
-
-@contextlib.contextmanager
-def side_connection(execution: Execution, *, within: float | None = None) -> Iterator[Connection]:
-    """Open a second connection in autocommit, for what the transaction can't do or see itself.
-
-    :param within: how long its statements may wait for a table, in seconds; without it, as long as for a row.
-    :raises LockTimeout: when that was not enough.
-    """
-    side = SidePool(execution.connection.engine)
-    try:
-        with translated(execution.backend), side.connect() as connection:
-            options = {**execution.connection.get_execution_options(), "isolation_level": "AUTOCOMMIT"}
-            connection.execution_options(**options)
-            connection.detach()  # closed at the end, so that no setting has to be restored
-            execution.backend.limit_table_waits(connection, within, execution.connection)
-            yield connection
-    finally:
-        side.dispose()

@@ -47,10 +47,6 @@ class Server:
     autocommits_read_committed: bool = False
 
 
-def restore_nothing() -> None:
-    """Restore nothing."""
-
-
 class Backend:
     """One engine: what it can do, and how.
 
@@ -103,8 +99,6 @@ class Backend:
     prepare_releases: ClassVar[bool] = False
     #: a replica grants row locks, so that a lock has to check whether the server accepts writes
     locks_on_replicas: ClassVar[bool] = False
-    #: a statement that waited for a row finds none when the row was deleted and inserted again meanwhile
-    misses_replaced: ClassVar[bool] = False
     #: the statement that releases every session lock of a connection; ``None`` without such locks
     release_session_locks: ClassVar[str | None] = None
 
@@ -223,10 +217,6 @@ class Backend:
         :raises Unsupported: with the name of the column.
         """
 
-    def shows_row_locks(self, connection: Connection) -> bool:
-        """Return whether a column of each row (``xmax``) tells which transaction was the last to lock it."""
-        return False
-
     def classify_timeouts(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         """Raise ``MustRollback`` for a ``LockTimeout`` inside that no wait can cure."""
         return contextlib.nullcontext()
@@ -326,13 +316,6 @@ class Backend:
         """Limit the lock waits inside to ``seconds``; the setting is restored afterwards."""
         raise NotImplementedError
         yield
-
-    def limit_table_waits(self, connection: Connection, seconds: float | None, caller: Connection) -> None:
-        """Limit, for the rest of a connection's life, how long it waits for a table that another session alters.
-
-        :param seconds: the longest wait; ``None`` for the limit that ``caller`` has for a row.
-        """
-        raise NotImplementedError
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         """Wait for the head of the queue of a key.

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import math
 import os
 import socket
 import sys
@@ -16,12 +14,11 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
-from sqlalchemy.util.langhelpers import only_once
 
 from sqlalchemy_locks.errors import NotWritable, PoolTimeout
 
 
-def connect(engine: Engine, within: float | None = None) -> Connection:
+def connect(engine: Engine) -> Connection:
     """Check a connection out of the engine's pool.
 
     :raises PoolTimeout: when none was free within the pool's own ``pool_timeout``.
@@ -97,75 +94,7 @@ def is_in_memory(url: URL) -> bool:
     return ":memory:" in (url.database or ":memory:") or url.query.get("mode") == "memory"
 
 
-# What follows goes with its callers.
-
-
-def is_guarded(connection: Connection) -> bool:
-    """Return whether every statement is preceded by a look at a lock, as inside a block of ``Locks``."""
-    return "_cursor_execute" in connection.__dict__
-
-
-def autobegin(connection: Connection) -> None:
-    """Begin a transaction as SQLAlchemy does before the first statement."""
-    private: Any = connection
-    private._autobegin()
-
-
-def begin_failed(connection: Connection) -> None:
-    """Forget a BEGIN that raised in the app's ``begin`` listener.
-
-    SQLAlchemy would continue as if the listener were still running, and execute what follows without a transaction.
-    """
-    connection.__dict__["_Connection__in_begin"] = False
-
-
-def pool_capacity(pool: Any) -> float:
-    """Return how many connections a pool can have checked out at the same time; infinite without a limit."""
-    if not isinstance(pool, QueuePool) or pool._max_overflow < 0:
-        return math.inf
-    return pool.size() + pool._max_overflow
-
-
 def has_room(engine: Engine) -> bool:
-    """Return whether a connection can be checked out of the engine's pool without a wait."""
-    pool: Any = engine.pool
-    limit = pool_capacity(pool)
-    return limit == math.inf or pool.checkedout() < limit
-
-
-def engine_with_own_pool(engine: Engine) -> Engine:
-    """Return an engine with a pool of its own, and the options and listeners of another one."""
-    own: Any = Engine(
-        engine.pool.recreate(),
-        engine.dialect,
-        engine.url,
-        execution_options=engine.get_execution_options(),
-        hide_parameters=engine.hide_parameters,
-    )
-    own.dispatch = own.dispatch._join(engine.dispatch)
-    own._has_events = engine._has_events
-    # The first connection of any of the pools would be the only one that finds out what server it is: while this pool's
-    # did, the app's would compile for an unknown one, and SQLAlchemy would keep those statements.
-    listeners = own.pool.dispatch.connect.listeners
-    for number, listener in enumerate(listeners):
-        if getattr(listener, "__qualname__", "") == "only_once.<locals>.go":
-            first = inspect.getclosurevars(listener).nonlocals["fn"]
-            if getattr(first, "__qualname__", "") == "create_engine.<locals>.first_connect":
-                listeners[number] = only_once(first, retry_on_exception=True)
-    return own  # type: ignore[no-any-return]
-
-
-@contextlib.contextmanager
-def disposing_replaced_pool(engine: Engine) -> Iterator[None]:
-    """Close the connections of a background task's engine when the app disposes of the engine meanwhile.
-
-    A connection that is returned after ``Engine.dispose()`` goes to the old pool, and would stay open until the
-    garbage collector finds it.
-    """
-    pool, process = engine.pool, os.getpid()
-    try:
-        yield
-    finally:
-        # after a fork the connections are the parent's
-        if engine.pool is not pool and os.getpid() == process:
-            pool.dispose()
+    """Return whether a connection can be checked out of the engine's pool without a wait, its overflow apart."""
+    pool = engine.pool
+    return not isinstance(pool, QueuePool) or pool.size() == 0 or pool.checkedout() < pool.size()

@@ -44,7 +44,6 @@ _WAIT = text(
     "SET @sqlalchemy_locks_wait = CONCAT_WS(',', @@session.innodb_lock_wait_timeout, @sqlalchemy_locks_wait), "
     "SESSION innodb_lock_wait_timeout = :wait"
 )
-_ROW_WAIT = text("SELECT @@session.innodb_lock_wait_timeout")
 _PREVIOUS_WAIT = "SUBSTRING_INDEX(@sqlalchemy_locks_wait, ',', 1)"
 _RESTORE = text(
     f"SET SESSION innodb_lock_wait_timeout = CAST({_PREVIOUS_WAIT} AS UNSIGNED), @sqlalchemy_locks_wait = "
@@ -274,13 +273,6 @@ class MySQL(Backend):
         finally:
             if not connection.invalidated:
                 connection.execute(_RESTORE)
-
-    def limit_table_waits(self, connection: Connection, seconds: float | None, caller: Connection) -> None:
-        if seconds is None:
-            seconds = float(caller.execute(_ROW_WAIT).scalar_one())
-        # more than a year is refused in a strict sql_mode
-        limit = min(31_536_000, self.wait_value(seconds))
-        connection.exec_driver_sql(f"SET SESSION lock_wait_timeout = {limit}")
 
 
 def _begin_read_committed(connection: Connection) -> RootTransaction:

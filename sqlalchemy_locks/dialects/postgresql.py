@@ -73,7 +73,6 @@ class PostgreSQL(Backend):
     partial_indexes = True
     arrays = True
     refuses_stale_snapshots = True
-    misses_replaced = True
     held_keys: ClassVar[type[HeldKeys] | None] = HeldKeys
     calls_functions = True
     locking_ctes = True

@@ -15,23 +15,19 @@ Step 3 alone decides about the lock. Where step 2 could not commit the row, the 
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Engine, Insert, Integer, Select, Table, delete, event, exists, literal_column, null, select
+from sqlalchemy import Insert, Integer, Select, Table, delete, exists, literal_column, null, select
 from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as PoolExhausted
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, translated
-from sqlalchemy_locks.core.side_pool import SidePool
+from sqlalchemy_locks.core.side_connection import side_connection, side_options
 from sqlalchemy_locks.dialects.checks import COMMITTED
-from sqlalchemy_locks.errors import LockTimeout, MustRollback, PoolTimeout, Unsupported
+from sqlalchemy_locks.errors import LockTimeout, MustRollback, PoolTimeout
 from sqlalchemy_locks.lock.key_locks import LOCK_KEY, KeyLocks, LockMode
 from sqlalchemy_locks.sql.clock import SecondsAgo
 from sqlalchemy_locks.sql.elements import ReadCommitted, TakeRow, Writable
@@ -76,8 +72,8 @@ class RowLocks(KeyLocks):
         table, deleted = execution.context.tables.locked_keys, 0
         old = select(table.c.key).where(table.c.ts < SecondsAgo(_YOUNG))
         batch = old.order_by(table.c.key).limit(_BATCH)
-        with _side_connection(execution, row_wait=1) as side:
-            options = _side_options(execution)
+        with side_connection(execution, row_wait=1) as side:
+            options = side_options(execution)
             keys = list(side.execute(batch, execution_options=options).scalars())
             while keys:
                 side.exec_driver_sql("START TRANSACTION")
@@ -90,13 +86,13 @@ class RowLocks(KeyLocks):
                 side.commit()
                 deleted += len(free)
                 keys = list(side.execute(batch.where(table.c.key > keys[-1]), execution_options=options).scalars())
-        _side(execution).committed_keys.clear()
+        _committed(execution).clear()
         return deleted
 
     def create(self, execution: Execution) -> int:
         """Commit the rows of the absent ones of the keys."""
         _require_writable(execution)
-        with _side_connection(execution) as side:
+        with side_connection(execution) as side:
             return sum(_insert_absent(execution, side, key) for key in execution.values["keys"])
 
 
@@ -162,7 +158,7 @@ def _commit_row(execution: Execution, key: int) -> bool:
 
     :return: ``False`` where another transaction has inserted it and not ended, or has locked its gap.
     """
-    with _side_connection(execution) as side:
+    with side_connection(execution) as side:
         try:
             _insert_absent(execution, side, key)
         except LockTimeout:
@@ -175,7 +171,7 @@ def _insert_absent(execution: Execution, side: Connection, key: int) -> int:
     statement = _insert_unless_present(execution.context.tables.locked_keys)
     try:
         with translated(execution.backend, needs_installation=True):
-            return side.execute(statement, {"lock_key": key}, execution_options=_side_options(execution)).rowcount
+            return side.execute(statement, {"lock_key": key}, execution_options=side_options(execution)).rowcount
     except DBAPIError as error:
         if execution.backend.transient(error):
             raise LockTimeout(f"another transaction is inserting or deleting the row of key {key}") from error
@@ -186,14 +182,14 @@ def _remember(execution: Execution, key: int) -> None:
     """Remember that the row of a key is committed: above READ COMMITTED it can then be locked without a look."""
     # under a schema_translate_map the next statement's table may be another one
     if not execution.schema_translated:
-        keys = _side(execution).committed_keys
+        keys = _committed(execution)
         if len(keys) >= _MAX_REMEMBERED:
             keys.clear()
         keys[execution.context, key] = None
 
 
 def _is_remembered(execution: Execution, key: int) -> bool:
-    return not execution.schema_translated and (execution.context, key) in _side(execution).committed_keys
+    return not execution.schema_translated and (execution.context, key) in _committed(execution)
 
 
 def _require_writable(execution: Execution) -> None:
@@ -201,77 +197,12 @@ def _require_writable(execution: Execution) -> None:
         raise execution.backend.not_writable()
 
 
-class _Side:
-    """What an engine of the app has beside its own pool."""
-
-    def __init__(self, engine: Engine) -> None:
-        if isinstance(engine.pool, (StaticPool, SingletonThreadPool)):
-            raise Unsupported(
-                f"a lock on a key needs a second connection to {engine.dialect.name}, and a "
-                f"{type(engine.pool).__name__} has one: use another pool"
-            )
-        self.pool = SidePool(engine)
-        #: keys whose rows were seen committed
-        self.committed_keys: dict[tuple[BuildContext, int], None] = {}
+#: keys whose rows were seen committed, of each engine
+_committed_keys: WeakKeyDictionary[Dialect, dict[tuple[BuildContext, int], None]] = WeakKeyDictionary()
 
 
-#: by the dialect, which copies of an engine share
-_sides: WeakKeyDictionary[Dialect, _Side] = WeakKeyDictionary()
-
-
-def _side(execution: Execution) -> _Side:
-    engine = execution.connection.engine
-    side = _sides.get(engine.dialect)
-    if side is None:
-        side = _sides.setdefault(engine.dialect, _Side(engine))
-        # not event.contains(), which identifies an engine by its address, where a collected one may have been
-        if _on_disposed not in engine.dispatch.engine_disposed:
-            event.listen(engine, "engine_disposed", _on_disposed)
-    return side
-
-
-def _on_disposed(engine: Engine) -> None:
-    side = _sides.pop(engine.dialect, None)
-    if side is not None:
-        side.pool.dispose()
-
-
-@contextlib.contextmanager
-def _side_connection(execution: Execution, row_wait: int = 0) -> Iterator[Connection]:
-    """Check out a connection at READ COMMITTED, in autocommit, whose waits are short.
-
-    :param row_wait: the longest wait for a row in seconds; the server may have a longer one as its shortest.
-    """
-    backend, pool = execution.backend, _side(execution).pool
-
-    def connect() -> Connection:
-        try:
-            connection = pool.connect()
-        except PoolExhausted as error:
-            raise PoolTimeout("the connections for the rows of new keys were in use for too long") from error
-        try:
-            backend.prepare_side(connection, row_wait)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    with translated(backend, needs_installation=True):
-        try:
-            connection = connect()
-        except DBAPIError as error:
-            if not error.connection_invalidated:
-                raise
-            pool.dispose()  # it was idle for too long, and so were the others
-            connection = connect()
-        with connection:
-            yield connection
-
-
-def _side_options(execution: Execution) -> dict[str, Any]:
-    """Return the options of the caller for a statement on a side connection, whose engine may be a copy with others."""
-    every = {**execution.connection.get_execution_options(), **execution.options}
-    return {**execution.options, "schema_translate_map": every.get("schema_translate_map")}
+def _committed(execution: Execution) -> dict[tuple[BuildContext, int], None]:
+    return _committed_keys.setdefault(execution.connection.dialect, {})
 
 
 _settings = select(ReadCommitted().label("read_committed"), Writable().label("writable"), null().label("locked"))

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 from weakref import WeakSet
 
+from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import await_only
 
-from sqlalchemy_locks.dialects.connections import pool_capacity
 from sqlalchemy_locks.dialects.forks import in_forked_child
 
 _QUEUES = "_sqlalchemy_locks_queues"
@@ -56,12 +56,13 @@ class LocalQueues:
 
     @contextlib.contextmanager
     def spare_connection(self, pool: Any) -> Iterator[bool]:
-        """Count one more connection used for waiting; yield ``False`` when half of the pool's are used so already.
+        """Count one more connection used for waiting; yield ``False`` when half of the pool's size is used so already.
 
-        The other half is left for connections that don't wait, such as that of a holder that releases.
+        The rest is left for connections that don't wait, such as that of a holder that releases.
         """
         with self.guard:
-            spare = 2 * (self.waiting_connections + 1) <= pool_capacity(pool)
+            limited = isinstance(pool, QueuePool) and pool.size() > 0
+            spare = not limited or 2 * (self.waiting_connections + 1) <= pool.size()
             self.waiting_connections += spare
         try:
             yield spare

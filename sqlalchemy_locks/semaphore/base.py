@@ -17,7 +17,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import valid_name
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, side_connection
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
+from sqlalchemy_locks.core.side_connection import side_connection, side_options
 from sqlalchemy_locks.errors import LockTimeout, Unsupported
 from sqlalchemy_locks.semaphore.statements import Statements, statements
 from sqlalchemy_locks.sql.elements import LockFunction, ReadCommitted
@@ -146,8 +147,9 @@ def _read_committed_rows(
     ``None`` where there is no connection for it: then only a locking read can tell.
     """
     try:
-        with side_connection(execution, within=1) as connection:
-            return [connection.execute(each, values, execution_options=execution.options).all() for each in selects]
+        with side_connection(execution, row_wait=1) as connection:
+            options = side_options(execution)
+            return [connection.execute(each, values, execution_options=options).all() for each in selects]
     except (DBAPIError, LockTimeout):
         return None
 
