@@ -24,7 +24,7 @@ from tests.fixtures.parties import (
     installed,
     until,
 )
-from tests.fixtures.renewal_threads import renewers
+from tests.fixtures.renewal_threads import due, renewers
 from tests.fixtures.semaphores import ENGINES, held, made, place, unused
 
 
@@ -56,7 +56,7 @@ def test_an_exit_waits_for_a_renewal_under_way(place: str, servers: Any) -> None
 
             @event.listens_for(engine.sync_engine, "before_cursor_execute")
             def slowly(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
-                if "renew" in statement and asyncio.current_task() is not holder:
+                if "renewed_at" in statement and asyncio.current_task() is not holder and not begun.is_set():
                     begun.set()
                     try:
                         await_only(asyncio.sleep(0.1))
@@ -65,7 +65,9 @@ def test_an_exit_waits_for_a_renewal_under_way(place: str, servers: Any) -> None
                         raise
 
             holder = asyncio.current_task()
-            async with sl.AsyncLocks(engine).lease(unused("lease"), ttl=1.5):
+            locks = sl.AsyncLocks(engine)
+            async with locks.lease(unused("lease"), ttl=3600):
+                due(locks)
                 await begun.wait()
             return len(cancelled)
 
