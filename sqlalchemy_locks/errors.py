@@ -135,7 +135,7 @@ class ReentryError(LockError):
 
 
 class MustRollback(LockError):
-    """This transaction has read an old snapshot, and can't acquire the lock. Roll it back, and lock before you read.
+    """This transaction's snapshot is older than the lock. Roll it back, and lock before you read.
 
     On SQLite it can't become a writer: ``sqlalchemy_locks.sqlite.begin_immediate(engine)`` makes every transaction one
     from its start. On MariaDB with ``innodb_snapshot_isolation=ON``, above READ COMMITTED, the key is new.

@@ -107,15 +107,14 @@ class _Row(OperationImpl):
             wait_for_write_lock(execution, delete(self.tables[0]).where(false()))
             statement = self._select_row(execution.context)
         with execution.waiting():
-            rows = self._select(execution, statement).freeze()
-            if not rows.data and self._exists(execution):
-                # deleted and inserted again during the wait, after which PostgreSQL finds none
+            # twice: a row that was deleted and inserted again during the wait is missed by PostgreSQL
+            for _ in range(2):
                 rows = self._select(execution, statement).freeze()
-        if rows.data:
-            return rows()
+                if rows.data:
+                    return rows()
         if not execution.backend.writable(execution.connection):
             raise execution.backend.not_writable()
-        if self._exists(execution):
+        if not execution.backend.stale_reads and self._exists(execution):
             row_name = f"the row {_key_shown(execution)} of {self._entity_name()}"
             raise LockTimeout(f"{row_name} was replaced each time that it was waited for: nothing was locked")
         raise UnknownRow(f"{self._entity_name()} has no row {_key_shown(execution)}: nothing was locked")

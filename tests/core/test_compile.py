@@ -51,9 +51,6 @@ MAKE: dict[str, Any] = {
     "lock.row mapped": lambda: sl.lock.row(Letter, 7),
 }
 K = {"lock_key": KEY}
-TAKE = "INSERT INTO lock_locked_keys (`key`) VALUES (:lock_key) ON DUPLICATE KEY UPDATE `key` = `key`"
-SHARE = "INSERT IGNORE INTO lock_locked_keys (`key`) VALUES (:lock_key)"
-NOWAIT = "SET STATEMENT innodb_lock_wait_timeout=0 FOR "
 GRANTS_NOTHING = (
     "pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' OR "
     "coalesce(current_setting('yb_silence_advisory_locks_not_supported_error', true), 'off') = 'on'"
@@ -82,6 +79,7 @@ POSTGRESQL: dict[str, tuple[str, dict[str, Any]]] = {
     "lock.row mapped": (f"{MAPPED} FOR UPDATE OF letter", {"pk_0": 7}),
 }
 MYSQL: dict[str, tuple[str, dict[str, Any]]] = {
+    "lock.unlock": ("SELECT NULL AS anon_1", {}),
     "lock.session_exclusive": (
         f"SELECT CASE WHEN {WRITABLE} THEN GET_LOCK({SESSION_NAME}, :seconds) ELSE 'refused' END AS anon_1",
         {**K, "seconds": 31_536_000},
@@ -95,7 +93,7 @@ STATEMENTS = {
     "postgresql": POSTGRESQL,
     "yugabytedb": POSTGRESQL,
     "mysql": MYSQL,
-    "mariadb": {**MYSQL, "lock.try_exclusive": (f"{NOWAIT}{TAKE}", K), "lock.try_shared": (f"{NOWAIT}{SHARE}", K)},
+    "mariadb": MYSQL,
     "sqlite": {
         "lock.exclusive": (WRITES_NOTHING, {}),
         "lock.exclusive stale": (WRITES_NOTHING, {}),
@@ -150,15 +148,15 @@ def one_sentence(error: BaseException) -> str:
 
 
 def test_values_can_be_spelt_out() -> None:
-    for engine, operation in (("postgresql", "lock.exclusive"), ("mariadb", "lock.try_exclusive")):
+    for engine, operation in (("postgresql", "lock.exclusive"), ("mariadb", "lock.session_exclusive")):
         compiled = MAKE[operation]().compile(dialect=dialect_of(engine), compile_kwargs={"literal_binds": True})
         assert str(KEY) in str(compiled)
         assert compiled.params == {}
 
 
 def test_the_prefix_of_the_tables_is_an_option() -> None:
-    operation = sl.lock.try_shared("a").execution_options(locks_prefix="mine_")
-    assert "INSERT IGNORE INTO mine_locked_keys" in str(operation.compile(dialect=dialect_of("mariadb")))
+    operation = sl.lock.shared("a").execution_options(locks_prefix="mine_")
+    assert "DELETE FROM mine_locked_keys" in str(operation.compile(dialect=dialect_of("sqlite")))
 
 
 def test_another_schema_at_compile_time() -> None:
