@@ -128,7 +128,7 @@ class CaptureImpl(OperationImpl):
 
     def _as_writer(self, execution: Execution, spec: CaptureSpec) -> Any:
         """Take the write lock first, which a statement that begins with WITH doesn't take by itself."""
-        with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
+        with execution.waiting():
             if not execution.backend.transaction_begun(execution.connection):
                 execution.take_write_lock(spec.table)
                 several = self.statement(execution.context) is None or self._needs_order(execution, spec)

@@ -82,7 +82,7 @@ class ConditionalUpdate(OperationImpl):
 
     def send(self, execution: Execution, statement: Executable) -> Any:
         """Execute ``statement``, which waits for a locked row no longer than the execution allows."""
-        with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
+        with execution.waiting():
             return self.answer(execution, statement)
 
     def answer(self, execution: Execution, statement: Executable) -> Any:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from sqlalchemy import Column, Insert, Table
-from sqlalchemy.engine import Connection, Dialect, RootTransaction
+from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.errors import LockError, NotInstalled, NotWritable, Unsupported
@@ -217,10 +217,6 @@ class Backend:
         :raises Unsupported: with the name of the column.
         """
 
-    def classify_timeouts(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
-        """Raise ``MustRollback`` for a ``LockTimeout`` inside that no wait can cure."""
-        return contextlib.nullcontext()
-
     def wait_value(self, seconds: float) -> Any:
         """Return a longest wait in the unit of the engine's setting, never a value that means no limit."""
         raise NotImplementedError
@@ -251,9 +247,6 @@ class Backend:
         :param take: raises when the write lock isn't free, and has done nothing then.
         """
         raise NotImplementedError
-
-    def adapt(self, dialect: Dialect) -> None:
-        """Have the app's engine do what its driver leaves out, before the engine's first use if possible."""
 
     def allows_autocommit(self, connection: Connection, server: Server) -> bool:
         """Return whether one statement may be executed by :meth:`autocommitted` on this connection.

@@ -132,15 +132,8 @@ class SQLite(Backend):
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
         if not connection.in_transaction():
-            # SQLAlchemy begins before it. The operation's own statement is tried repeatedly, and the app's `begin`
-            # event isn't called again after a failure: what follows would be executed in autocommit.
-            try:
-                with self._begin_bounded(connection, wait):
-                    connection.exec_driver_sql("SELECT 1")
-            except BaseException:
-                if not connection.in_transaction():
-                    connection.close()
-                raise
+            if connection.dispatch.begin:
+                self._begin_by_event(connection, wait)
         elif connection.in_nested_transaction() and not (
             connection.get_transaction() in _writers or connection.info.get(BEGINS_IMMEDIATE)
         ):
@@ -149,6 +142,20 @@ class SQLite(Backend):
                 "BEGIN before a savepoint): lock before begin_nested(), or install "
                 "sqlalchemy_locks.sqlite.begin_immediate(engine)"
             )
+
+    def _begin_by_event(self, connection: Connection, wait: float | None) -> None:
+        """Have SQLAlchemy begin, and call the app's ``begin`` event, before the operation's own statement.
+
+        That one is tried repeatedly, and the event isn't called again after a failure: the statement would be executed
+        in autocommit, and so would be what follows it on this connection, which is therefore closed.
+        """
+        try:
+            with self._begin_bounded(connection, wait):
+                connection.exec_driver_sql("SELECT 1")
+        except BaseException:
+            if not connection.in_transaction():
+                connection.close()
+            raise
 
     def _begin_bounded(self, connection: Connection, wait: float | None) -> contextlib.AbstractContextManager[None]:
         """Limit the wait of an event of the app's that executes BEGIN IMMEDIATE."""

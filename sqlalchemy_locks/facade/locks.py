@@ -16,7 +16,6 @@ from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, RowsOperation, fresh_nonce
 from sqlalchemy_locks.core.typing import ValueOperation
-from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.connections import shares_one_connection
 from sqlalchemy_locks.dialects.forks import replace_pool_in_forks
 from sqlalchemy_locks.errors import (
@@ -72,7 +71,6 @@ class Locks(LockHost):
                 f"Locks can't work with a {type(engine.pool).__name__}, which shares one connection, and so one "
                 "transaction, between checkouts: use another pool, and on SQLite a file instead of :memory:"
             )
-        backend_for(engine.dialect).adapt(engine.dialect)
         replace_pool_in_forks(engine)
         super().__init__(engine, maker, owner, durable_release)
         self._mutex = Mutexes(self)

@@ -47,7 +47,7 @@ def wait_for_write_lock(execution: Execution, statement: Executable | None = Non
     """
     if statement is None:
         statement = _write_nothing(execution.context)
-    with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
+    with execution.waiting():
         execution.execute(statement, {})
     _check_transaction(execution)
 

@@ -94,7 +94,7 @@ class UpdateOwnedJobs(JobOperation):
     def count(self, execution: Execution) -> Any:
         """Change the jobs, and return how many."""
         statement = self.statement(execution.context)
-        with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
+        with execution.waiting():
             if statement is None:
                 return self._update_unlocked(execution)
             return execution.execute(statement, owned_parameters(execution, self.jobs)).rowcount

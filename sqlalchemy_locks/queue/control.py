@@ -55,7 +55,7 @@ class UpdateWaitingJob(JobOperation):
         return update(at.table).where(*waiting).values(changes)
 
     def run(self, execution: Execution) -> bool:
-        with execution.waiting(), execution.backend.classify_timeouts(execution.connection):
+        with execution.waiting():
             changed = bool(super().run(execution).rowcount)
         if changed and self.jobs.target is not None:
             at = self.jobs.at(execution.context)

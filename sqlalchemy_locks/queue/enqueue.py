@@ -223,34 +223,33 @@ class Enqueue(JobOperation):
 
         :return: with unique keys, the ``external_id`` of the waiting job of each.
         """
-        with execution.backend.classify_timeouts(execution.connection):
-            existing: set[UUID] = set()
-            external_id = self.jobs.at(execution.context).external_id
-            if self.known and execution.backend.row_locks:
-                lookup = select(external_id).where(external_id.in_(bindparam(IDS, expanding=True)))
-                existing.update(_found(execution, lookup, external_id, [id for id, *_ in jobs]))
-            if self.when == "in":
-                seconds = {"locks_run_in": common.pop("locks_run_in")}
-                common["locks_run_at"] = execution.execute(_SERVER_RUN_AT, seconds).scalar()
-            rows = [
-                {**common, "locks_id": _as_stored(external_id, id), "locks_payload": payload}
-                | ({"locks_unique": key} if self.unique else {})
-                for id, payload, key in jobs
-                if id not in existing
-            ]
-            if rows:
-                execution.execute(self._insert(execution.context), rows)
-                if self.notify and execution.backend.writable_ctes:
-                    topic = {"locks_topic": self.jobs.topic(common["locks_queue"])}
-                    execution.execute(select(Notify(literal(CHANNEL), bindparam("locks_topic"))), topic)
-            found: dict[str, UUID] = {}
-            if self.unique:
-                given = {"locks_queue": common["locks_queue"], "locks_unique": [key for *_, key in jobs]}
-                waiting: Any = execution.execute(self._waiting_by_key(execution.context), given)
-                found = dict(waiting.all())
-            if rows and self._may_swallow(execution.context):
-                self._insert_again(execution, [row for row in rows if row.get("locks_unique") not in found])
-            return found
+        existing: set[UUID] = set()
+        external_id = self.jobs.at(execution.context).external_id
+        if self.known and execution.backend.row_locks:
+            lookup = select(external_id).where(external_id.in_(bindparam(IDS, expanding=True)))
+            existing.update(_found(execution, lookup, external_id, [id for id, *_ in jobs]))
+        if self.when == "in":
+            seconds = {"locks_run_in": common.pop("locks_run_in")}
+            common["locks_run_at"] = execution.execute(_SERVER_RUN_AT, seconds).scalar()
+        rows = [
+            {**common, "locks_id": _as_stored(external_id, id), "locks_payload": payload}
+            | ({"locks_unique": key} if self.unique else {})
+            for id, payload, key in jobs
+            if id not in existing
+        ]
+        if rows:
+            execution.execute(self._insert(execution.context), rows)
+            if self.notify and execution.backend.writable_ctes:
+                topic = {"locks_topic": self.jobs.topic(common["locks_queue"])}
+                execution.execute(select(Notify(literal(CHANNEL), bindparam("locks_topic"))), topic)
+        found: dict[str, UUID] = {}
+        if self.unique:
+            given = {"locks_queue": common["locks_queue"], "locks_unique": [key for *_, key in jobs]}
+            waiting: Any = execution.execute(self._waiting_by_key(execution.context), given)
+            found = dict(waiting.all())
+        if rows and self._may_swallow(execution.context):
+            self._insert_again(execution, [row for row in rows if row.get("locks_unique") not in found])
+        return found
 
     def _may_swallow(self, context: BuildContext) -> bool:
         """Return whether the INSERT also ignores rows whose other unique columns have the values of another job."""

@@ -94,8 +94,7 @@ class SemaphoreImpl(OperationImpl):
         return statements(execution.context.tables, stale_reads=execution.backend.stale_reads)
 
     def _lock_file(self, execution: Execution) -> None:
-        with execution.backend.classify_timeouts(execution.connection):
-            execution.take_write_lock(execution.context.tables.semaphore)
+        execution.take_write_lock(execution.context.tables.semaphore)
         if not execution.backend.transaction_begun(execution.connection):
             raise self._refuse_autocommit(execution)
 

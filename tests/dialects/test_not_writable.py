@@ -88,7 +88,7 @@ def test_every_operation_is_refused_on_a_standby(replica: Engine, operation: str
     with replica.connect() as connection:
         assert connection.scalar(text("SELECT pg_is_in_recovery()")) is True
         for _ in range(2):
-            with pytest.raises(sl.NotWritable, match="connect to the primary"):
+            with pytest.raises(sl.NotWritable):
                 connection.execute(EVERY[operation](unused()))
             connection.rollback()
         assert connection.scalar(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")) == 0

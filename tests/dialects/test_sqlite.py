@@ -385,10 +385,9 @@ def test_a_cancelled_block_of_aiosqlite_keeps_no_lock(make: Make, path: Path) ->
 def test_a_savepoint_of_a_block_begins_no_transaction_in_the_place_of_a_lost_one(make: Make) -> None:
     engine = make()
     with pytest.raises(sl.LockLost), sl.Locks(engine).exclusive("a") as held:
-        connection = held.session.connection()
-        connection.connection.dbapi_connection.rollback()  # type: ignore[union-attr]
+        held.session.connection().connection.dbapi_connection.rollback()  # type: ignore[union-attr]
         assert other_can_write(make)
-        with connection.begin_nested():
-            write(connection)
+        with held.session.begin_nested():
+            write(held.session)
     with engine.connect() as connection:
         assert read(connection) == 0
