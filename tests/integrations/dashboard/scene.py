@@ -66,8 +66,11 @@ def _semaphores(engine: Engine, locks: sl.Locks) -> None:
 
 def _queues(engine: Engine) -> None:
     job: Any = build_context(engine.dialect, {}).tables.job
-    queue = sl.Queue()
+    queue, worker = sl.Queue(), build_context(engine.dialect, {}).tables.worker
     with engine.begin() as connection:
+        # it doesn't run: all its jobs would stall while a slow machine looks
+        lively = {"host": "worker-1", "heartbeat_at": PlusSeconds(Now(), 3600.0), "started_at": SecondsAgo(9000)}
+        connection.execute(insert(worker).values(lively))
         for name, (waiting, scheduled, running, stalled, dead) in QUEUES.items():
             for number in (dead, running):
                 if not number:
@@ -77,13 +80,11 @@ def _queues(engine: Engine) -> None:
                 if number == dead:
                     connection.execute(queue.fail(jobs, error="550 no such user", retry=False))
                     continue
-                # nobody works on them: they would stall, all of them, while a slow machine looks
-                ids = [each.internal_id for each in jobs]
-                lively = update(job).where(job.c.internal_id.in_(ids)).values(heartbeat_at=PlusSeconds(Now(), 3600.0))
-                connection.execute(lively)
                 if stalled:
+                    # captured without a worker, 15 minutes ago
                     old = job.c.internal_id.in_([each.internal_id for each in jobs[:stalled]])
-                    connection.execute(update(job).where(old).values(heartbeat_at=SecondsAgo(900)))
+                    silent = {"started_at": SecondsAgo(900), "processing_host": "worker-2"}
+                    connection.execute(update(job).where(old).values(silent))
             if waiting:
                 connection.execute(queue.put(*range(waiting), queue=name))
             if scheduled:
