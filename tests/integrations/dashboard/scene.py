@@ -79,11 +79,11 @@ def _queues(engine: Engine) -> None:
                     continue
                 # nobody works on them: they would stall, all of them, while a slow machine looks
                 ids = [each.internal_id for each in jobs]
-                lively = update(job).where(job.c.internal_id.in_(ids)).values(heartbeat_at=PlusSeconds(Now(), 3600.0))
+                lively = update(job).where(job.c.internal_id.in_(ids)).values(started_at=PlusSeconds(Now(), 3600.0))
                 connection.execute(lively)
                 if stalled:
                     old = job.c.internal_id.in_([each.internal_id for each in jobs[:stalled]])
-                    connection.execute(update(job).where(old).values(heartbeat_at=SecondsAgo(900)))
+                    connection.execute(update(job).where(old).values(started_at=SecondsAgo(900)))
             if waiting:
                 connection.execute(queue.put(*range(waiting), queue=name))
             if scheduled:

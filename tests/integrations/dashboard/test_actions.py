@@ -99,7 +99,7 @@ def test_requeue_dead_and_stalled_jobs(engine: str, door_to: MakeDoor) -> None:
         jobs = list(connection.execute(QUEUE.capture(3, queue=name, host="h")))
         connection.execute(QUEUE.fail(jobs[:2], error="no", retry=False))
         old = job.c.internal_id == jobs[2].internal_id
-        connection.execute(update(job).where(old).values(heartbeat_at=SecondsAgo(1000)))
+        connection.execute(update(job).where(old).values(started_at=SecondsAgo(1000)))
     token = page.token()
     assert "Requeued 2 dead jobs" in said(page, page.post("requeue", token=token, queue=name, what="dead"))
     assert "Requeued 1 stalled job of" in said(page, page.post("requeue", token=token, queue=name, what="stalled"))

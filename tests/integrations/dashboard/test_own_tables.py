@@ -67,7 +67,8 @@ def own(databases: Callable[[str], tuple[str, str]]) -> Iterator[Callable[[str],
         dead, _ = locks.run(MAIL.capture(2, queue="letters", host="web-1"))
         locks.run(MAIL.fail(dead, error="it was"))
         with engine.begin() as connection:
-            connection.execute(update(Mail).where(Mail.heartbeat_at.is_not(None)).values(heartbeat_at=SecondsAgo(3600)))
+            running = Mail.started_at.is_not(None) & Mail.failed_at.is_(None)
+            connection.execute(update(Mail).where(running).values(started_at=SecondsAgo(3600)))
         locks.run(IMPORTS.create("nightly"))
         assert locks.run(IMPORTS.acquire("nightly", owner="worker-3"))
         locks.run(REPORTS.create("weekly"))
