@@ -40,11 +40,11 @@ CAPTURE = """
 WITH c AS MATERIALIZED (SELECT internal_id FROM lock.job WHERE queue_id = %s AND started_at IS NULL AND run_at <= now()
   ORDER BY priority, run_at, internal_id LIMIT {batch} FOR NO KEY UPDATE SKIP LOCKED)
 UPDATE lock.job j SET claim = claim + 1, attempts = attempts + 1, started_at = clock_timestamp(),
-  heartbeat_at = clock_timestamp(), processing_host = 'raw'
+  processing_host = 'raw'
 FROM c WHERE j.internal_id = c.internal_id RETURNING j.*
 """
 COMPLETE = """
-UPDATE lock.job j SET completed_at = clock_timestamp(), heartbeat_at = NULL
+UPDATE lock.job j SET completed_at = clock_timestamp()
 FROM unnest(%s::bigint[], %s::bigint[]) AS mine(id, claim)
 WHERE j.internal_id = mine.id AND j.claim = mine.claim AND j.completed_at IS NULL AND j.failed_at IS NULL
 """
@@ -232,10 +232,10 @@ def report_old_snapshot(url: URL) -> None:
 def _from_the_head(engine: Engine, jobs: int, now: Processor) -> list[float]:
     ended = [now()]
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        done: list[Any] = []
+        done: list[tuple[int, int]] = []
         for turn in range(1, jobs // 10 + 1):
             operation = queue._fetch(done, 10, queue="default", host="head", after=None)
-            done = connection.execute(operation).scalar_one().jobs
+            done = [(job[0], job[6]) for job in connection.execute(operation).scalar_one().jobs]
             if turn % (jobs // 40) == 0:
                 ended.append(now())
     return ended

@@ -129,7 +129,7 @@ class AsyncWorker(ObservedWorker):
         self._is_running = True
         self._cancelling, self._runner, self._loop = False, asyncio.current_task(), asyncio.get_running_loop()
         self._cancelled_before, self._context = _cancellations(self._runner), contextvars.copy_context()
-        self._tasks: set[asyncio.Task[BaseException | None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
         try:
             async with self._signals(), self._listening():
                 try:
@@ -247,21 +247,25 @@ class AsyncWorker(ObservedWorker):
     def _begin(self, state: WorkerState, job: RunningJob) -> None:
         """Run a job in a task of its own, which its handler may cancel at any time, and then another one."""
         # not in the context of the job before
-        task = self._context.copy().run(asyncio.create_task, self._call(state, job))
+        # a task whose handler cancels it as it returns has no result
+        outcome: list[BaseException | None] = []
+        task = self._context.copy().run(asyncio.create_task, self._call(state, job, outcome))
         self._tasks.add(task)
-        task.add_done_callback(partial(self._done, state, job))
+        task.add_done_callback(partial(self._done, state, job, outcome))
 
-    async def _call(self, state: WorkerState, job: RunningJob) -> BaseException | None:
+    async def _call(self, state: WorkerState, job: RunningJob, outcome: list[BaseException | None]) -> None:
         try:
             await state.call(job, self.handler)
         except BaseException as error:
-            return error
-        return None
+            outcome.append(error)
+        else:
+            outcome.append(None)
 
-    def _done(self, state: WorkerState, job: RunningJob, task: asyncio.Task[BaseException | None]) -> None:
+    def _done(
+        self, state: WorkerState, job: RunningJob, outcome: list[BaseException | None], task: asyncio.Task[None]
+    ) -> None:
         self._tasks.discard(task)
-        # cancelled before it has begun
-        error = asyncio.CancelledError() if task.cancelled() else task.result()
+        error = outcome[0] if outcome else asyncio.CancelledError()
         if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
             return  # the job no longer runs, and is released
         due, following = state.done_and_take(job, error)

@@ -29,7 +29,6 @@ STATEMENTS: dict[str, sl.Operation[Any]] = {
     "queue.put(external_id=)": queue.put(1, external_id="8ef0a1ba-5f2b-4f6b-8b0c-0d6d6d3c1a55"),
     "queue.capture": queue.capture(2),
     "queue.complete": queue.complete([(1, 1)]),
-    "queue.heartbeat": queue.heartbeat([(1, 1)]),
     "queue.release": queue.release([(1, 1)]),
     "a worker's sweep": queue._requeue_silent([(1, 1)], SINCE),
     "queue.get": queue.get("8ef0a1ba-5f2b-4f6b-8b0c-0d6d6d3c1a55"),

@@ -73,7 +73,6 @@ _SHOWN: dict[str, sl.Operation[Any]] = {
     "queue.cancel": _queue.cancel(UUID(int=1)),
     "queue.capture": _queue.capture(10, queue="mail", host="web-1"),
     "queue.complete": _queue.complete((1, 1)),
-    "queue.fetch": _queue._fetch([(1, 1)], 10, queue="mail", host="web-1", after=None),
     "queue.fail": _queue.fail((1, 1), error="no route to host"),
     "queue.requeue_stalled": _queue.requeue_stalled(300),
     "fenced": sl.fenced(_write, document.c.fence, 7),

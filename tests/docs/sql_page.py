@@ -115,8 +115,6 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         'queue.capture(10, queue="mail", host="web-1")': lambda: _queue.capture(10, queue="mail", host="web-1"),
         "queue.complete(jobs)": lambda: _queue.complete((1, 1)),
         'queue.fail(job, error="no route to host")': lambda: _queue.fail((1, 1), error="no route to host"),
-        "queue.heartbeat(jobs)": lambda: _queue.heartbeat((1, 1)),
-        "queue.requeue_stalled(300)": lambda: _queue.requeue_stalled(300),
         "queue.stats()": lambda: _queue.stats(),
     },
 }

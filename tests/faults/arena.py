@@ -418,8 +418,9 @@ class Arena:
                 with self.admin.begin() as connection:
                     if connection.scalar(select(job.c.created_at).where(unfinished).limit(1)) is None:
                         break
-                    running = job.c.heartbeat_at.is_not(None)
-                    connection.execute(update(job).where(unfinished & running).values(heartbeat_at=_long_ago()))
+                    running = job.c.started_at.is_not(None)
+                    connection.execute(update(job).where(unfinished & running).values(started_at=_long_ago()))
+                    connection.execute(update(self.tables.worker).values(heartbeat_at=_long_ago()))
                 self.locks.run(jobs.requeue_stalled(3600, queue=queue))
                 with self.admin.begin() as connection:
                     connection.execute(update(job).where(unfinished).values(run_at=_long_ago()))
@@ -486,7 +487,7 @@ def _without(values: tuple[Any, ...], index: int) -> tuple[Any, ...]:
 def _state(row: Any) -> str:
     if row.completed_at is not None:
         return "completed"
-    return "dead" if row.failed_at is not None else "running" if row.heartbeat_at is not None else "ready"
+    return "dead" if row.failed_at is not None else "running" if row.started_at is not None else "ready"
 
 
 def _long_ago() -> Any:

@@ -7,7 +7,6 @@ import contextlib
 import functools
 import itertools
 import logging
-import math
 import threading
 import time
 import traceback
@@ -23,7 +22,6 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.connections import pool_capacity
 from tests.conformance.faces import Blocking, Loop
 from tests.faults.history import Answer, Holding, Recorder
 from tests.faults.space import Config, Episode, Step
@@ -580,7 +578,7 @@ class Client:
         """Work until the queue is empty, or a handler stops the worker."""
         begun = itertools.count(1)
         # nobody else may run a job again while its worker lives, whatever happens to connections
-        once = self.stalled >= 60 and not step["hold"]
+        once = self.stalled >= 60
 
         def handle(job: Any, worker: Any) -> None:
             name, first = str(job.external_id), job.attempts == 1
@@ -598,20 +596,17 @@ class Client:
                     raise sl.Discard("on purpose")
                 answer.value = "lost" if hold.sample(lambda: job.lost) else "done"
 
-        # a pool is refused that has fewer connections than a worker holds jobs
-        connections = pool_capacity(self.face.engine.pool) if step["hold"] else math.inf
         worker = self.face.worker(
             handle,
             name=self.named("queue", 1),
-            concurrency=int(min(step["concurrency"], connections)),
+            concurrency=step["concurrency"],
             batch=step["batch"],
-            prefetch=0 if step["hold"] else step["prefetch"],
+            prefetch=step["prefetch"],
             heartbeat=HEARTBEAT,
             poll=0.05,
             stalled_after=self.stalled,
             grace=10,
             retry_in=0,
-            hold=step["hold"],
             host=self.name,
         )
         with self.recorder.call(self.name, "worker"):

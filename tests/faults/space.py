@@ -184,7 +184,6 @@ def _step(chance: random.Random, config: Config) -> Step:
         step["payload"] = chance.choice(["return", "return", "pause", "raise", "retry", "discard"])
     elif what == "worker":
         step["concurrency"], step["stop_after"] = chance.randint(1, 3), chance.choice([None, None, 1, 3])
-        step["hold"] = config.engine != "sqlite" and chance.random() < 0.3
         step["batch"], step["prefetch"] = chance.choice([1, 10]), chance.choice([0, 0, 5])
     elif what == "upkeep":
         step["task"] = chance.choice(["vacuum", "sweep", "maintain", "availability"])

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, String, Table, select, text, update
 from sqlalchemy.exc import OperationalError
-from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
@@ -502,30 +501,6 @@ class TestQueue:
             third = capture(c)
         if third:
             tale.recorder.hold("c", "the job", kind="job", lasting=True)
-        found(checkers.jobs(tale.history, []), ours)
-
-    @OURS
-    def test_heartbeat_behind_the_pool(self, story: Callable[..., Story], engine_to: MakeEngine, ours: bool) -> None:
-        tale, queue, mail = story("postgresql15"), sl.Queue(), unused("queue")
-        app = engine_to("postgresql15", pool_size=1, max_overflow=0, pool_timeout=0.01)
-        heart = engine_to("postgresql15") if ours else app
-        put(tale.engine, {}, queue=mail)
-        with app.begin() as connection:
-            [job] = connection.execute(queue.capture(1, queue=mail, host="a")).all()
-        tale.recorder.hold("a", "the job", kind="job", lasting=True)
-        with app.connect():  # the handler works
-            with tale.engine.begin() as connection:
-                silenced(connection, job)
-            try:
-                with heart.begin() as connection:
-                    connection.scalar(queue.heartbeat(job))
-            except PoolTimeout:
-                assert not ours
-            with tale.engine.begin() as connection:
-                connection.scalar(queue.requeue_stalled(HOUR, queue=mail))
-                again = connection.execute(queue.capture(1, queue=mail, host="b")).all()
-        if again:
-            tale.recorder.hold("b", "the job", kind="job", lasting=True)
         found(checkers.jobs(tale.history, []), ours)
 
     @OURS

@@ -394,7 +394,7 @@ class QueueMachine(Machine):
 
     @rule(
         number=st.integers(0, 9),
-        what=st.sampled_from(["complete", "heartbeat", "release", "fail", "fail_later", "kill"]),
+        what=st.sampled_from(["complete", "release", "fail", "fail_later", "kill"]),
     )
     def finish(self, number: int, what: str) -> None:
         job = self.owner(number)
@@ -403,14 +403,13 @@ class QueueMachine(Machine):
         ours = job.state == "running"
         operations = {
             "complete": lambda: self.queue.complete(job.row),
-            "heartbeat": lambda: self.queue.heartbeat(job.row),
             "release": lambda: self.queue.release(job.row),
             "fail": lambda: self.queue.fail(job.row, error="no", retry_in=0),
             "fail_later": lambda: self.queue.fail(job.row, error="no", retry_in=3600),
             "kill": lambda: self.queue.fail(job.row, error="no", retry=False),
         }
         self.same(operations[what](), lambda: int(ours))
-        if not ours or what == "heartbeat":
+        if not ours:
             return
         if what == "release":
             job.attempts -= 1

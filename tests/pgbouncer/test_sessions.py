@@ -67,9 +67,8 @@ def listening(engine: Any) -> int:
         return int(connection.scalar(statement))
 
 
-@pytest.mark.parametrize("hold", [False, True])
 @pytest.mark.usefixtures("nothing_is_left")
-def test_worker_polls(through: Any, hold: bool, caplog: pytest.LogCaptureFixture) -> None:
+def test_worker_polls(through: Any, caplog: pytest.LogCaptureFixture) -> None:
     url, connect_args = through("psycopg")
     jobs, queue = sl.Queue(), unused("queue")
     done: list[Any] = []
@@ -85,7 +84,7 @@ def test_worker_polls(through: Any, hold: bool, caplog: pytest.LogCaptureFixture
         locks = sl.Locks(engine)
         for number in range(5):
             locks.run(jobs.put(number, queue=queue))
-        worker = sl.Worker(jobs, handler, bind=engine, name=queue, concurrency=1, poll=0.05, hold=hold)
+        worker = sl.Worker(jobs, handler, bind=engine, name=queue, concurrency=1, poll=0.05)
         running = later(worker.run)
         try:
             assert all_done.wait(PATIENCE)

@@ -25,9 +25,9 @@ from tests.fixtures.worker_states import counts, queue, running
 
 ROOT = Path(__file__).parents[2]
 LOCK_TABLE = {
-    "postgresql15": "LOCK TABLE lock.job IN ACCESS EXCLUSIVE MODE",
-    "mysql": "LOCK TABLES lock_job WRITE",
-    "mariadb": "LOCK TABLES lock_job WRITE",
+    "postgresql15": "LOCK TABLE lock.job, lock.worker IN ACCESS EXCLUSIVE MODE",
+    "mysql": "LOCK TABLES lock_job WRITE, lock_worker WRITE",
+    "mariadb": "LOCK TABLES lock_job WRITE, lock_worker WRITE",
     "sqlite": "UPDATE lock_job SET claim = claim WHERE false",
 }
 
@@ -98,6 +98,10 @@ class Base(DeclarativeBase):
     pass
 
 
+class TypedWorker(sl.WorkerColumns, Base):
+    __tablename__ = "typed_workers"
+
+
 class Typed(sl.JobColumns, Base):
     __tablename__ = "typed_jobs"
     word: Mapped[str | None] = mapped_column(Word())
@@ -105,7 +109,7 @@ class Typed(sl.JobColumns, Base):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_an_undecodable_job_dies_alone(engine_to: MakeEngine, name: str) -> None:
-    engine, own = engine_to(name), sl.Queue(Typed)
+    engine, own = engine_to(name), sl.Queue(Typed, workers=TypedWorker)
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
     try:
@@ -159,7 +163,7 @@ class Late(sl.JobColumns, Base):
 @pytest.mark.parametrize("name", KINDS)
 def test_a_table_that_lacks_a_column_ends_the_worker(engine_to: MakeEngine, name: str, column: str) -> None:
     """It was deployed before its migration: no job is to blame, and none has lost an attempt."""
-    engine, own, table = engine_to(name), sl.Queue(Late), Base.metadata.tables["late_jobs"]
+    engine, own, table = engine_to(name), sl.Queue(Late, workers=TypedWorker), Base.metadata.tables["late_jobs"]
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
     try:
@@ -178,7 +182,7 @@ def test_a_table_that_lacks_a_column_ends_the_worker(engine_to: MakeEngine, name
 @pytest.mark.parametrize("name", KINDS)
 def test_its_running_handlers_have_the_grace(engine_to: MakeEngine, name: str) -> None:
     """And what they have done is reported."""
-    engine, own, table = engine_to(name), sl.Queue(Late), Base.metadata.tables["late_jobs"]
+    engine, own, table = engine_to(name), sl.Queue(Late, workers=TypedWorker), Base.metadata.tables["late_jobs"]
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
     begun, go_on, raised = threading.Event(), threading.Event(), threading.Event()

@@ -57,7 +57,7 @@ def test_a_locked_row_delays_its_own_report_only(
     put(engine, *range(6))
     state = state_of(engine, batch=2, concurrency=2)
     state.cycle()
-    with locking(engine_to(name), state.waiting[0]):
+    with locking(engine_to(name), state.ready[0]):
         assert finish_all(state) == [0, 1]
         state.cycle()
         assert counts(engine)["completed"] == 1
@@ -81,7 +81,7 @@ def test_a_locked_row_of_a_failed_job_does_the_same(engine_to: MakeEngine, name:
     put(engine, *range(4), max_attempts=1)
     state = state_of(engine, batch=2, concurrency=2)
     state.cycle()
-    with locking(engine_to(name), state.waiting[0]):
+    with locking(engine_to(name), state.ready[0]):
         for _ in range(2):
             state.done(state.take(), ValueError("no"))
         state.cycle()
@@ -102,7 +102,7 @@ def test_a_job_completed_by_the_locker_is_not_reported(
     put(engine, 0, 1)
     state = state_of(engine, batch=2, concurrency=2)
     state.cycle()
-    mine = list(state.waiting)
+    mine = list(state.ready)
     with locking(engine_to(name), *mine) as connection:
         finish_all(state)
         state.cycle()
@@ -127,7 +127,7 @@ def test_a_locked_job_of_another_owner_is_dropped(engine_to: MakeEngine, name: s
     with engine.begin() as connection:
         silenced(connection)
         assert connection.scalar(queue.requeue_stalled(3600)) == 2
-    (other, _) = fetched(engine, [], 2).jobs
+    (other, _) = fetched(engine, [], 2)
     with locking(engine_to(name), other):
         finish_all(state)
         state.cycle()

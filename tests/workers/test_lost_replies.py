@@ -12,6 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.workers.heartbeats import Heartbeats
 from tests.conditional.test_lost_replies import final, in_the_clear
 from tests.faults.drivers import asynchronous, clear, sync, through_an_async_proxy

@@ -80,6 +80,10 @@ def _queues(engine: Engine) -> None:
                 if number == dead:
                     connection.execute(queue.fail(jobs, error="550 no such user", retry=False))
                     continue
+                # nobody works on them: they would stall, all of them, while a slow machine looks
+                ids = [each.internal_id for each in jobs]
+                lively = update(job).where(job.c.internal_id.in_(ids)).values(started_at=PlusSeconds(Now(), 3600.0))
+                connection.execute(lively)
                 if stalled:
                     # captured without a worker, 15 minutes ago
                     old = job.c.internal_id.in_([each.internal_id for each in jobs[:stalled]])
