@@ -48,7 +48,8 @@ def fenced(statement: Update, fence: Any, token: int) -> Operation[Any]:
     :param fence: the column of that table that stores the token (:func:`Fence` makes one).
     :param token: the fencing token of the held lock, as ``acquire_token`` returned it.
     :return: ``True`` if the row was written, ``False`` if no row matches the statement's own condition (any longer: a
-        newer holder may have changed the columns it compares).
+        newer holder may have changed the columns it compares; on PostgreSQL another transaction may have deleted the
+        row and inserted it again during the wait).
     :raises StaleToken: if a newer holder has written; nothing is written then. If the statement matches several rows,
         roll back: those without a newer token are written.
     :raises TypeError: :raises ValueError: for another statement, another table's column, or an invalid token.

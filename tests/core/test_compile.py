@@ -163,7 +163,7 @@ def test_another_schema_at_compile_time() -> None:
     compiled = sl.lock.shared("a").compile(
         dialect=dialect_of("postgresql"), schema_translate_map={"lock": "Other Schema"}, render_schema_translate=True
     )
-    assert plain(str(compiled)) == 'SELECT "Other Schema".shared(:lock_key) AS shared_1'
+    assert plain(str(compiled)) == 'SELECT "Other Schema".shared(:lock_key, false, :wait_ms) AS shared_1'
 
 
 def test_compiling_twice_keeps_the_values_apart() -> None:
