@@ -61,6 +61,7 @@ class Party:
         return called if self._loop is None else self._loop.run_until_complete(called)
 
     def close(self) -> None:
+        self(self.client.connection_pool.disconnect())  # which redis-py 5 leaves open
         if self._loop is None:
             self.client.close()
         else:

@@ -78,13 +78,14 @@ def test_call_without_a_connection_was_not_sent(party: Party, server: real.Redis
     party(pool.disconnect())
 
 
-def test_texts_are_stored_as_utf_8_by_every_client(make: Make, server: real.Redis, queue: str) -> None:
+def test_texts_are_stored_as_utf_8_by_every_client(
+    make: Make, server: real.Redis, queue: str, plain: redis.Redis
+) -> None:
     party = make(server.port, encoding="latin-1")
     mutex = Mutex(party.client)
     assert party(mutex.create("日é", queue=queue)) == 1
     assert party(mutex.capture(3, queue=queue, owner="é\r\n$1")) == ["日é"]
-    with redis.Redis(host=server.host, port=server.port) as client:
-        assert [(each.id, each.owner) for each in Mutex(client).held(queue=queue)] == [("日é", "é\r\n$1")]
+    assert [(each.id, each.owner) for each in Mutex(plain).held(queue=queue)] == [("日é", "é\r\n$1")]
 
 
 @pytest.mark.parametrize("own", [True], indirect=True)

@@ -68,7 +68,6 @@ def party(request: pytest.FixtureRequest, kind: str, server: real.Redis) -> Iter
     connections = pool(connection_class=connection, host=server.host, port=server.port)
     party = Party(client(connection_pool=connections, single_connection_client=request.param))
     yield party
-    party(connections.disconnect())
     party.close()
 
 
