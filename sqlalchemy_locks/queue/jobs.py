@@ -101,24 +101,11 @@ class Jobs:
                 raise ValueError("Queue: the primary key of paused= must be one column, the name of a paused queue")
             self.paused = RoleMapping("Queue", lambda tables: tables.paused_queue, ("id",), paused, {"id": key[0]})
         #: the rows of workers; ``None`` where there are none, and jobs are captured without a worker only
-        self.workers = self._worker_rows(workers) if entity is None or workers is not None else None
+        self.workers: WorkerRows | None = None
+        if entity is None or workers is not None:
+            self.workers = WorkerRows(workers, self.target)
 
-    def _worker_rows(self, entity: Any) -> RoleMapping:
-        columns: dict[str, Any] = {}
-        if entity is not None:
-            target = MappedTable(entity, "Queue")
-            columns = {role: target.column(role, role) for role in _WORKER_ROLES}
-            if target.primary_key != (columns["host"],):
-                raise ValueError("Queue: the primary key of workers= must be its host, and that alone")
-            assert self.target is not None
-            if target.table.schema != self.target.table.schema:
-                raise ValueError(
-                    f"Queue: {target.table} must be in the schema of {self.target.table}: a worker's row and its jobs "
-                    "are changed in one transaction"
-                )
-        return RoleMapping("Queue", lambda tables: tables.worker, _WORKER_ROLES, entity, columns)
-
-    def require_workers(self) -> RoleMapping:
+    def require_workers(self) -> WorkerRows:
         """:raises ValueError: for a table of jobs without one of workers."""
         if self.workers is None:
             raise ValueError(
@@ -320,6 +307,37 @@ def is_begun(at: RoleColumns) -> Any:
     return at.claim % literal_column("2")
 
 
+class WorkerRows:
+    """The table of the workers of one table of jobs, and its columns.
+
+    :param entity: the user's own class or table; ``None``: the shipped table. :param jobs: that of the jobs.
+    """
+
+    def __init__(self, entity: Any, jobs: MappedTable | None) -> None:
+        self.target = None if entity is None else MappedTable(entity, "Queue")
+        self._own: RoleColumns | None = None
+        if self.target is None or jobs is None:
+            return
+        columns = {role: self.target.column(role, role) for role in _WORKER_ROLES}
+        if self.target.primary_key != (columns["host"],):
+            raise ValueError("Queue: the primary key of workers= must be its host, and that alone")
+        if self.target.table.schema != jobs.table.schema:
+            raise ValueError(
+                f"Queue: {self.target.table} must be in the schema of {jobs.table}: a worker's row and its jobs are "
+                "changed in one transaction"
+            )
+        self._own = RoleColumns(self.target.table, columns)
+
+    def columns(self, context: BuildContext) -> RoleColumns:
+        """Return the columns by role."""
+        return self._own or _shipped_worker(context.tables.worker)
+
+    def route(self) -> dict[str, Any]:
+        if self.target is not None:
+            return self.target.route()
+        return {"clause": _routed(tables(DEFAULT_SCHEMA, "").worker)}
+
+
 class JobOperation(OperationImpl):
     """An operation on jobs that is not a capture."""
 
@@ -356,6 +374,11 @@ def _not_captured(job: Any) -> TypeError:
 @cache
 def _shipped(table: Table) -> RoleColumns:
     return RoleColumns(table, {role: table.c[role] for role in (*ROLES, _OPTIONAL)})
+
+
+@cache
+def _shipped_worker(table: Table) -> RoleColumns:
+    return RoleColumns(table, {role: table.c[role] for role in _WORKER_ROLES})
 
 
 @cache

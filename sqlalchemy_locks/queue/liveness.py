@@ -18,9 +18,8 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
-from sqlalchemy_locks.core.roles import RoleMapping
 from sqlalchemy_locks.queue.acknowledge import requeue
-from sqlalchemy_locks.queue.jobs import Jobs
+from sqlalchemy_locks.queue.jobs import Jobs, WorkerRows
 from sqlalchemy_locks.queue.maintenance import Sweep
 from sqlalchemy_locks.sql.clock import Instant, Now, SecondsAgo
 
@@ -34,7 +33,7 @@ HOST = "locks_host"
 class WorkerRow(OperationImpl):
     """An operation on the row of one worker."""
 
-    def __init__(self, rows: RoleMapping, name: str) -> None:
+    def __init__(self, rows: WorkerRows, name: str) -> None:
         super().__init__()
         self.rows, self.name = rows, name
         self.needs_installation = rows.target is None
@@ -152,7 +151,7 @@ class Requeue(Sweep):
         numbers = execution.execute(statement).scalars().all()
         return numbers[0] if backend.writable_ctes else len(numbers)
 
-    def _delete_silent(self, execution: Execution, workers: RoleMapping) -> tuple[list[str], int]:
+    def _delete_silent(self, execution: Execution, workers: WorkerRows) -> tuple[list[str], int]:
         """Delete workers that are silent, and return their hosts and how many jobs they have.
 
         As many as the limit of jobs allows, and at least one: the jobs of one worker are taken together.

@@ -78,11 +78,11 @@ def test_a_batch_is_one_statement_on_postgresql(engine_to: MakeEngine, name: str
 
 def test_fetch_from_a_class_with_other_names(engine_to: MakeEngine) -> None:
     """The position for the next fetch is read from its columns."""
-    from tests.queue.test_own_table import Task, tasks
+    from tests.queue.test_own_table import Task, TaskWorker, tasks
 
     engine = engine_to("postgresql15")
     Task.metadata.drop_all(engine)
-    Task.metadata.create_all(engine)
+    Task.metadata.create_all(engine, [Task.__table__, TaskWorker.__table__])  # type: ignore[list-item]
     with engine.begin() as connection:
         connection.execute(tasks.put(1, 2, 3, queue="q"))
     state = state_for(sl.Worker(tasks, print, bind=engine, name="q", batch=2, heartbeat=3600, stalled_after=None))

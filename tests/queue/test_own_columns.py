@@ -48,7 +48,12 @@ class Parcel(sl.JobColumns, Base):
     label: Mapped[str] = mapped_column(String(40), default=lambda: str(uuid4()), unique=True)
 
 
-tickets, invoices, parcels = sl.Queue(Ticket), sl.Queue(Invoice), sl.Queue(Parcel)
+class TicketWorker(sl.WorkerColumns, Base):
+    __tablename__ = "ticket_worker"
+
+
+tickets = sl.Queue(Ticket, workers=TicketWorker)
+invoices, parcels = sl.Queue(Invoice), sl.Queue(Parcel)
 for each in (tickets, invoices, parcels):
     each.indexes()
 

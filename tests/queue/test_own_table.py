@@ -79,8 +79,13 @@ class Letter(sl.JobColumns, Base):
 mails = sl.Queue(Mail)
 
 
+class TaskWorker(sl.WorkerColumns, Base):
+    __tablename__ = "task_worker"
+
+
 tasks = sl.Queue(
     Task,
+    workers=TaskWorker,
     internal_id=Task.number,
     external_id=Task.public,
     queue_id=Task.channel,
@@ -286,7 +291,10 @@ def test_worker_runs_jobs_with_null_payloads(servers: Servers, name: str, empty:
         __tablename__ = "note_without_payload"
         payload: Mapped[Any] = mapped_column(JSON(none_as_null=True), nullable=True)
 
-    notes = sl.Queue(Note)
+    class NoteWorker(sl.WorkerColumns, Other):
+        __tablename__ = "note_worker"
+
+    notes = sl.Queue(Note, workers=NoteWorker)
     options: dict[str, Any] = {"json_deserializer": json.loads} if own_json else {}
     with connected(servers.fresh(name, PLAIN[name]), **options) as engine:
         Other.metadata.create_all(engine)
@@ -370,7 +378,10 @@ def test_a_table_may_have_the_name_of_a_cte(engine: Engine, name: str) -> None:
     class Job(JobColumns, Base):
         __tablename__ = name
 
-    own = sl.Queue(Job)
+    class Worker(sl.WorkerColumns, Base):
+        __tablename__ = f"{name}_worker"
+
+    own = sl.Queue(Job, workers=Worker)
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
     try:
