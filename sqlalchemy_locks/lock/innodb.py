@@ -19,7 +19,7 @@ from functools import cache
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import Insert, Integer, Select, Table, delete, exists, literal_column, null, select
+from sqlalchemy import Insert, Integer, Table, delete, exists, literal_column, null, select
 from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
@@ -209,7 +209,7 @@ _settings = select(ReadCommitted().label("read_committed"), Writable().label("wr
 
 
 @cache
-def _look(table: Table, shared: bool, nowait: bool, at_any_level: bool) -> Select[Any]:
+def _look(table: Table, shared: bool, nowait: bool, at_any_level: bool) -> Executable:
     """Return the SELECT that locks a present row, and answers whether the server accepts writes."""
     one = literal_column("1", Integer)
     row = select(one).select_from(table).where(table.c.key == LOCK_KEY, Writable())

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, WeakSet
 
-from sqlalchemy import Integer, Row, Select, bindparam, select
+from sqlalchemy import Integer, Row, bindparam, select
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
@@ -119,7 +119,7 @@ def lock_request(execution: Execution, sql: Statements) -> Row[Any] | None:
 
 
 def _lock_request(
-    execution: Execution, sql: Statements, by_external_id: Select[Any], by_row: Select[Any]
+    execution: Execution, sql: Statements, by_external_id: Executable, by_row: Executable
 ) -> Row[Any] | None:
     values = {"by_external_id": execution.values["external_id"]}
     if reads_snapshot(execution):
@@ -139,7 +139,7 @@ def _lock_request(
 
 
 def _read_committed_rows(
-    execution: Execution, selects: Iterable[Select[Any]], values: Mapping[str, Any]
+    execution: Execution, selects: Iterable[Executable], values: Mapping[str, Any]
 ) -> list[Sequence[Row[Any]]] | None:
     """Return the rows of each SELECT as they are committed now, read without locks by another connection.
 

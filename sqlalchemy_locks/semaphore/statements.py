@@ -27,6 +27,7 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.sql.clock import Instant, Now, NowAfterWait, PlusSeconds
 from sqlalchemy_locks.sql.elements import InsertAbsent, ReadUncommitted
@@ -61,14 +62,14 @@ class Statements:
     # a request
     insert_request: Insert
     insert_absent_request: Insert
-    find_request: Select[Any]
-    lock_request: Select[Any]
-    lock_request_by_row: Select[Any]
+    find_request: Executable
+    lock_request: Executable
+    lock_request_by_row: Executable
     #: with ``expired``, as of the instant at which the shared lock was granted
-    share_request: Select[Any]
-    share_request_by_row: Select[Any]
+    share_request: Executable
+    share_request_by_row: Executable
     #: whether its time had run out when it ended, or has run out now; NULL without a time to live
-    read_expired_at_end: Select[Any]
+    read_expired_at_end: Executable
     renew_request: Update
     start_lease: Update
     end_request: Update
@@ -76,24 +77,24 @@ class Statements:
 
     # its permits, by the request's row, or one of them by its own
     insert_permit: Insert
-    read_permits: Select[Any]
-    share_permits: Select[Any]
-    read_permit_ids: Select[Any]
+    read_permits: Executable
+    share_permits: Executable
+    read_permit_ids: Executable
     release_permit: Update
     release_permits: Update
     delete_permit: Delete
     delete_permits: Delete
 
     # a semaphore
-    find_semaphore: Select[Any]
-    lock_semaphore: Select[Any]
-    read_names: Select[Any]
+    find_semaphore: Executable
+    lock_semaphore: Executable
+    read_names: Executable
     #: of several semaphores, with their fences, the instant, and when the request (``row_id``) was inserted
-    sum_held: Select[Any]
-    sum_held_of_one: Select[Any]
+    sum_held: Executable
+    sum_held_of_one: Executable
     #: locks the permits, and so reads the latest ones in any snapshot
-    share_held_of_one: Select[Any]
-    read_clock: Select[Any]
+    share_held_of_one: Executable
+    read_clock: Executable
     raise_fence: Update
     insert_semaphore: Insert
     set_capacity: Update
@@ -101,23 +102,23 @@ class Statements:
     clear_on_demand: Update
     insert_history: Insert
     #: the floor is the row without a name, whose fence is the greatest of all semaphores that were removed
-    share_floor: Select[Any]
-    lock_floor: Select[Any]
+    share_floor: Executable
+    lock_floor: Executable
     raise_floor: Update
     delete_semaphore: Delete
 
     # sweeps and clean-ups: what is chosen without a lock, and what is then locked, unless others have it locked
-    read_expired: Select[Any]
-    read_overdue: Select[Any]
-    read_owned: Select[Any]
-    lock_unreleased: Select[Any]
-    read_orphans: Select[Any]
-    read_instant: Select[Any]
-    read_released: Select[Any]
-    lock_released: Select[Any]
-    read_unused_leases: Select[Any]
-    read_semaphores_of_permits: Select[Any]
-    lock_leases: Select[Any]
+    read_expired: Executable
+    read_overdue: Executable
+    read_owned: Executable
+    lock_unreleased: Executable
+    read_orphans: Executable
+    read_instant: Executable
+    read_released: Executable
+    lock_released: Executable
+    read_unused_leases: Executable
+    read_semaphores_of_permits: Executable
+    lock_leases: Executable
     delete_history: Delete
 
 
@@ -244,7 +245,7 @@ def statements(tables: Tables, *, stale_reads: bool) -> Statements:
     )
 
 
-def _share_request(req: Any, condition: Any, stale_reads: bool) -> Select[Any]:
+def _share_request(req: Any, condition: Any, stale_reads: bool) -> Any:
     if stale_reads:
         return _with_expiry(req).where(condition).with_for_update(read=True)
     # PostgreSQL evaluates the columns before it waits for the row, so the lock is a step of its own
@@ -256,6 +257,6 @@ def _share_request(req: Any, condition: Any, stale_reads: bool) -> Select[Any]:
     return _with_expiry(row.cte("locked").prefix_with("MATERIALIZED"))
 
 
-def _with_expiry(request: Any) -> Select[Any]:
+def _with_expiry(request: Any) -> Any:
     expired = (expiry(request) <= NowAfterWait()).label("expired")
     return select(request.c.id, request.c.state, request.c.token, expiry(request).label("until"), expired)
