@@ -64,7 +64,7 @@ def check(connection: Connection, *, schema: str = "lock", prefix: str = "lock_"
         if step not in steps.STEPS
     ]
     known = [steps.load(step) for step in steps.STEPS if step in recorded]
-    variant = place.backend.function_variant(connection, schema) if place.backend.calls_functions else None
+    variant = place.backend.function_variant(connection, schema) if place.backend.schemas else None
     found += _check_tables(connection, place, known, view=variant == "advisory")
     if variant is not None:
         found += _check_functions(connection, place, known, variant)

@@ -63,9 +63,9 @@ class MissingPrivileges:
 def missing(connection: Connection, options: Options) -> list[MissingPrivileges] | None:
     """Return the privileges that the connection's user lacks; ``None`` on SQLite, which has no users."""
     place = InstallPlace(connection.dialect, options)
-    if not place.backend.has_users:
+    if place.backend.single_writer:
         return None
-    return list((_listed if place.backend.lists_privileges else _explained)(connection, place))
+    return list((_listed if place.backend.schemas else _explained)(connection, place))
 
 
 def _listed(connection: Connection, place: InstallPlace) -> Iterator[MissingPrivileges]:
@@ -137,7 +137,7 @@ def _may_execute(connection: Connection, place: InstallPlace, statement: str) ->
     try:
         connection.exec_driver_sql(f"EXPLAIN {statement}").close()
     except DBAPIError as error:
-        return not place.backend.permission_denied(error)
+        return not place.backend.denied(error)
     return True
 
 

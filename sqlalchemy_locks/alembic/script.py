@@ -73,7 +73,7 @@ class InstallPlace:
 
     def grantee(self, name: str) -> str:
         """Return a role's quoted name; on MySQL and MariaDB a host may be part of it."""
-        if not self.backend.users_have_hosts:
+        if self.backend.schemas:
             return self._quote(name)
         return "@".join(self._quote(part) for part in name.split("@"))
 

@@ -80,7 +80,7 @@ def upgrade(op: Operations, steps: tuple[str, ...], options: Options, installed_
         script.backend.serialize_install(op.get_bind(), key("sqlalchemy_locks", "installs", options.schema))
     _refuse_mixing(op, options, installed_by)
     installed = script.table("installed")
-    on_conflict = "ON CONFLICT DO NOTHING" if script.backend.on_conflict else "ON DUPLICATE KEY UPDATE step = step"
+    on_conflict = "ON CONFLICT DO NOTHING" if script.backend.returning else "ON DUPLICATE KEY UPDATE step = step"
     for step in steps:
         load(step).upgrade(op, options)
         script.run(f"INSERT INTO {installed} (step, installed_by) VALUES ('{step}', '{installed_by}') {on_conflict}")

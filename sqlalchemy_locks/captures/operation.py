@@ -94,7 +94,7 @@ class CaptureImpl(OperationImpl):
         return capture_counting(spec) if self.counts else capture_returning(spec)
 
     def multi_statement_reason(self, context: BuildContext) -> str:
-        if context.backend.update_returning:
+        if context.backend.returning:
             return "where the rows to delete are searched first"
         return "which can't return the rows that it updates"
 
@@ -179,15 +179,15 @@ class CaptureImpl(OperationImpl):
         if execution.backend.autocommit(execution.connection):
             raise execution.backend.refuse_autocommit(self.name)
         if execution.context not in self._steps:
-            locking = _select(execution, spec, (), locks=execution.backend.row_locks)
+            locking = _select(execution, spec, (), locks=not execution.backend.single_writer)
             self._steps[execution.context] = locking, _changing(spec).where(where_keys(spec.table))
         locking, changing = self._steps[execution.context]
         options = criteria(execution.loader_options)
-        if execution.backend.row_locks and not self._can_search_with_locks(execution, spec):
+        if not execution.backend.single_writer and not self._can_search_with_locks(execution, spec):
             keys = self._search_then_lock(execution, spec, options)
         else:
             if options:
-                locking = _select(execution, spec, options, locks=execution.backend.row_locks)
+                locking = _select(execution, spec, options, locks=not execution.backend.single_writer)
             keys = _keys(execution, spec, locking)
         if keys:
             if len(spec.table.primary_key) > 1:

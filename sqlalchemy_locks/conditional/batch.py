@@ -29,7 +29,7 @@ class BatchAcquire(OperationImpl):
         self.needs_installation = single.needs_installation
 
     def build(self, context: BuildContext) -> Executable | None:
-        if not context.backend.update_returning:
+        if not context.backend.returning:
             return None
         columns = self.mapping.columns(context)
         free = self._where_free(columns).cte("locks_free")

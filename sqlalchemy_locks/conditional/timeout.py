@@ -291,7 +291,7 @@ class _TimeoutAcquire(ConditionalAcquire):
         )
 
     def update_of(self, context: BuildContext, columns: RoleColumns) -> Update:
-        if not context.backend.locking_ctes:
+        if not context.backend.writable_ctes:
             return super().update_of(context, columns)
         # Lock the row first and read the clock afterwards, in one statement: an UPDATE that waits for the row would
         # store the instant at which it started waiting.

@@ -195,12 +195,12 @@ class ConditionalAcquire(ConditionalUpdate):
         return changes
 
     def build(self, context: BuildContext) -> Executable | None:
-        if self.waiting is not None and not context.backend.locking_ctes:
+        if self.waiting is not None and not context.backend.writable_ctes:
             return None
         return super().build(context)
 
     def multi_statement_reason(self, context: BuildContext) -> str:
-        if context.backend.row_locks:
+        if not context.backend.single_writer:
             return "where the row is locked first, unless another transaction has locked it"
         return "where it runs with a busy timeout of 0"
 
@@ -209,7 +209,7 @@ class ConditionalAcquire(ConditionalUpdate):
         statement = self.update_of(context, columns)
         if not self.returns_token:
             return statement
-        if context.backend.update_returning:
+        if context.backend.returning:
             return statement.returning(columns["fence"])
         return statement.values({columns["fence"]: func.last_insert_id(incremented(columns["fence"]))})
 
@@ -240,9 +240,9 @@ class ConditionalAcquire(ConditionalUpdate):
 
     def _update_unless_locked(self, execution: Execution, waiting: ConditionalAcquire) -> Any:
         backend = execution.backend
-        if backend.locking_ctes:
+        if backend.writable_ctes:
             return self.answer(execution, self.update_statement(execution.context))
-        if backend.row_locks:
+        if not backend.single_writer:
             if backend.autocommit(execution.connection):
                 raise backend.refuse_autocommit(self.name)  # the row's lock would end before the UPDATE
             row = execution.execute(self._skip_locked(self.mapping.columns(execution.context))).first()
@@ -258,7 +258,7 @@ class ConditionalAcquire(ConditionalUpdate):
         if not self.returns_token:
             return super().answer(execution, statement)
         result = execution.execute(statement)
-        if execution.backend.update_returning:
+        if execution.backend.returning:
             return result.scalar()
         return result.lastrowid if result.rowcount else None
 

@@ -158,7 +158,7 @@ class OperationImpl:
     def refuse_two_phase(self, execution: Execution) -> None:
         """:raises Unsupported: in a two-phase transaction of an engine that may release locks before its COMMIT."""
         backend, transaction = execution.backend, execution.connection.get_transaction()
-        if backend.prepare_releases and isinstance(transaction, TwoPhaseTransaction):
+        if backend.key_rows and isinstance(transaction, TwoPhaseTransaction):
             raise Unsupported(
                 f"{self.name} in a two-phase transaction of {backend.name} would end at PREPARE, before the COMMIT: "
                 "use a session without twophase=True, or Locks"

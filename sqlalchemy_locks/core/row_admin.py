@@ -36,7 +36,7 @@ class CreateRows(OperationImpl):
         return True
 
     def build(self, context: BuildContext) -> Executable | None:
-        return self._insert(context, InsertAbsent) if context.backend.on_conflict else None
+        return self._insert(context, InsertAbsent) if context.backend.returning else None
 
     def multi_statement_reason(self, context: BuildContext) -> str:
         return "whose INSERT IGNORE would ignore every other error too"

@@ -29,8 +29,6 @@ Family = Literal["postgresql", "mysql", "sqlite"]
 DriverTimeout = asyncio.TimeoutError
 #: seconds after which the server disconnects a session at the head of a queue that sends nothing
 IDLE = 10
-#: drivers that wait in C, where Python runs no signal handler before the reply has arrived
-_WAIT_IN_C = frozenset(["psycopg2", "mysqldb", "mysqlconnector", "mariadbconnector"])
 
 
 @dataclass(frozen=True)
@@ -57,69 +55,44 @@ class Backend:
     name: ClassVar[str]
     #: which script of a migration step installs the tables
     family: ClassVar[Family]
-    #: the tables are in a schema; elsewhere their names have a prefix
+    #: the tables are in a schema, where the migration also installs the functions that operations call; elsewhere their
+    #: names have a prefix
     schemas: ClassVar[bool] = False
-    #: the migration installs functions, and operations call them
-    calls_functions: ClassVar[bool] = False
     #: the options that the migration creates its tables with, by the names of reflection
     table_options: ClassVar[Mapping[str, str]] = {}
-    #: the engine has users, who need privileges
-    has_users: ClassVar[bool] = True
-    #: the catalog lists the privileges that a user has, however they were granted
-    lists_privileges: ClassVar[bool] = False
-    #: a user's name can have a host part (``"user@host"``)
-    users_have_hosts: ClassVar[bool] = False
-    #: a SELECT can lock rows (FOR UPDATE)
-    row_locks: ClassVar[bool] = True
-    #: a database file has one writer at a time, and no other lock
+    #: a database file has one writer at a time, and no other lock; it has no users
     single_writer: ClassVar[bool] = False
-    #: a lock's key is a row of the table ``locked_keys``
+    #: a lock's key is a row of the table ``locked_keys``: a replica grants its lock, too, and PREPARE of a two-phase
+    #: transaction may release it
     key_rows: ClassVar[bool] = False
-    #: an UPDATE can return what it has written
-    update_returning: ClassVar[bool] = False
+    #: an UPDATE can return what it has written (RETURNING), and an INSERT ignore rows that are present (ON CONFLICT)
+    returning: ClassVar[bool] = False
     #: an index can have a condition (``CREATE INDEX ... WHERE``)
     partial_indexes: ClassVar[bool] = False
-    #: the index of the jobs that are ready has the condition that they wait; elsewhere that column is part of its key
+    #: the index of the jobs that are ready has the condition that they wait, and keeps the entries of changed rows until
+    #: no snapshot needs them; elsewhere that column is part of its key
     partial_ready_index: ClassVar[bool] = False
     #: above READ COMMITTED a plain SELECT reads the transaction's snapshot, and one with a lock the latest rows
     stale_reads: ClassVar[bool] = False
-    #: a CTE of an UPDATE can lock the rows that the UPDATE changes (FOR UPDATE)
-    locking_ctes: ClassVar[bool] = False
-    #: an INSERT can ignore rows that are present, and no other error (ON CONFLICT DO NOTHING)
-    on_conflict: ClassVar[bool] = False
-    #: a data-modifying statement with RETURNING can be a CTE of another statement
+    #: a CTE of a statement can lock rows, change them and return them, and an array can be bound and read as rows, so
+    #: that several steps are one statement
     writable_ctes: ClassVar[bool] = False
-    #: a condition without columns of a table is evaluated before the table is searched, not for each of its rows
-    evaluates_constants_first: ClassVar[bool] = True
-    #: several values can be bound as one array, which unnest() reads as rows
-    arrays: ClassVar[bool] = False
-    #: the server refuses a lock in a transaction whose snapshot is older than the lock
-    refuses_stale_snapshots: ClassVar[bool] = False
-    #: in a two-phase transaction, PREPARE may release locks before COMMIT
-    prepare_releases: ClassVar[bool] = False
-    #: a replica grants row locks, so that a lock has to check whether the server accepts writes
-    locks_on_replicas: ClassVar[bool] = False
     #: the statement that releases every session lock of a connection; ``None`` without such locks
     release_session_locks: ClassVar[str | None] = None
 
     #: at READ COMMITTED a locking search releases the locks of the rows that it skips
     releases_skipped_rows: ClassVar[bool] = True
-    #: the server can keep a FIFO queue of waiters, which a dead session leaves
-    server_queues: ClassVar[bool] = False
-    #: the shortest wait in such a queue, in seconds
-    min_queue_wait: ClassVar[float] = 0
-    #: an index keeps the entries of changed rows until no snapshot needs them, and a search reads past them
-    keeps_dead_index_entries: ClassVar[bool] = False
+    #: the shortest wait in a FIFO queue of waiters that the server keeps, and which a dead session leaves, in seconds;
+    #: ``None`` without such queues
+    shortest_queue_wait: ClassVar[float | None] = None
     #: sessions can be notified that a job was enqueued
     supports_listen: ClassVar[bool] = False
 
     #: the marker is a savepoint, so that ``marker_lost`` releases savepoints that were made after it
     marker_is_savepoint: ClassVar[bool] = False
 
-    #: the SELECT of holders and waiters of keys, where the server has tables of them
+    #: the SELECT of holders and waiters of keys; ``None`` where no table of the server lists them
     held_keys: ClassVar[type[HeldKeys] | None] = None
-    #: otherwise why not, as the end of an error message
-    holders_unavailable: ClassVar[str]
 
     def translate(self, error: DBAPIError) -> LockError | None:
         """Return this library's error for one of the driver, or ``None`` where it isn't about locks."""
@@ -174,7 +147,7 @@ class Backend:
         """
 
     def function_variant(self, connection: Connection, schema: str) -> str:
-        """Return which variant of the functions was installed in a schema; only called where ``calls_functions``."""
+        """Return which variant of the functions was installed in a schema; only called where ``schemas``."""
         raise NotImplementedError
 
     def ask_server(self, connection: Connection) -> Server:
@@ -182,14 +155,7 @@ class Backend:
 
         :raises Unsupported: for a server whose settings break a guarantee, with the setting to change.
         """
-        self.verify(connection)
         return Server()
-
-    def verify(self, connection: Connection) -> None:
-        """Refuse a server whose settings break a guarantee.
-
-        :raises Unsupported: with the setting to change.
-        """
 
     def writable(self, connection: Connection) -> bool:
         """Return whether the server still accepts writes, where it can stop to without ending connections."""
@@ -221,18 +187,17 @@ class Backend:
         """Return a longest wait in the unit of the engine's setting, never a value that means no limit."""
         raise NotImplementedError
 
-    def begin(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
+    def begin(
+        self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
+    ) -> RootTransaction:
         """Begin a transaction, READ COMMITTED where the engine has levels.
 
         The pool restores the app's own level when the connection returns.
 
         :param wait: the longest wait in seconds, where BEGIN can wait; may be infinite.
+        :param writes: where there is one writer at a time, it is the writer.
         """
         raise NotImplementedError
-
-    def begin_writing(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
-        """As :meth:`begin`, for a transaction that writes: where there is one writer at a time, it is the writer."""
-        return self.begin(connection, server, wait)
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
         """Begin, as SQLAlchemy would by itself at the first statement; called only with ``single_writer``.
@@ -281,10 +246,6 @@ class Backend:
         """
         raise NotImplementedError
 
-    def blocks_signals(self, connection: Connection) -> bool:
-        """Return whether Python runs no signal handler while the driver waits for the server."""
-        return connection.dialect.driver in _WAIT_IN_C
-
     def server_closed(self, connection: Connection) -> bool:
         """Return whether the driver has seen that the connection is closed, without asking the server."""
         return False
@@ -292,10 +253,6 @@ class Backend:
     def statement_timeout(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
         """Limit the statements inside to one second."""
         return contextlib.nullcontext()
-
-    def permission_denied(self, error: DBAPIError) -> bool:
-        """Return whether the user lacks a privilege; not called where ``lists_privileges``."""
-        raise NotImplementedError
 
     def lacks_privilege(self, error: DBAPIError) -> str | None:
         """Return why the server didn't show the holders of keys, as the end of an error message.
@@ -313,8 +270,8 @@ class Backend:
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         """Wait for the head of the queue of a key.
 
-        Only called where ``server_queues``, in a short transaction. The server disconnects a session at the head that
-        sends nothing for ``IDLE`` seconds, so that a process that is stopped doesn't block the others.
+        Only called with a ``shortest_queue_wait``, in a short transaction. The server disconnects a session at the head
+        that sends nothing for ``IDLE`` seconds, so that a process that is stopped doesn't block the others.
 
         :param seconds: the longest wait.
         :return: whether the head was reached, where no error says so.
@@ -325,7 +282,7 @@ class Backend:
         """Leave the head of the queue of a key, where the end of the transaction doesn't do that."""
 
     def queue_is_free(self, connection: Connection, key: int) -> bool:
-        """Return whether the queue of a key is empty; not called where ``calls_functions``."""
+        """Return whether the queue of a key is empty; not called where ``schemas``."""
         raise NotImplementedError
 
     def statement_interrupted(self, error: DBAPIError) -> bool:

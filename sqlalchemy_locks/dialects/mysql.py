@@ -75,11 +75,8 @@ class MySQL(Backend):
     name = "MySQL"
     family = "mysql"
     table_options = {"engine": "InnoDB", "collate": "utf8mb4_bin"}
-    users_have_hosts = True
     key_rows = True
     stale_reads = True
-    prepare_releases = True
-    locks_on_replicas = True
     marker_is_savepoint = True
     held_keys = HeldKeys
     #: the setting that limits the time of a SELECT, and its value for one second
@@ -88,8 +85,7 @@ class MySQL(Backend):
     level_setting: ClassVar[str] = "transaction_isolation"
     #: the smallest innodb_lock_wait_timeout, in seconds
     shortest_row_wait: ClassVar[int] = 1
-    server_queues = True
-    min_queue_wait = 1
+    shortest_queue_wait = 1
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
@@ -110,18 +106,19 @@ class MySQL(Backend):
         return bool(_errno(error) == 1146)
 
     def denied(self, error: DBAPIError) -> bool:
-        return _errno(error) in (1142, 1143)
+        return _errno(error) in (1044, 1142, 1143)
 
     def transient(self, error: DBAPIError) -> bool:
         # 1305: a deadlock has rolled the savepoint back, with everything before it
         return _errno(error) in (1213, 1020, 1305)
 
-    def verify(self, connection: Connection) -> None:
+    def ask_server(self, connection: Connection) -> Server:
         if connection.exec_driver_sql("SELECT @@innodb_rollback_on_timeout").scalar():
             raise Unsupported(
                 f"{self.name} runs with innodb_rollback_on_timeout=ON, where a lock timeout silently releases "
                 "the locks acquired before it: set it to OFF"
             )
+        return Server()
 
     def require_time_zone(self, what: str, columns: Iterable[Column[Any]]) -> None:
         for column in columns:
@@ -149,7 +146,7 @@ class MySQL(Backend):
             says = f"sessions begin at {level}: lock before you read there, or use Locks, which sets its own level"
             yield Finding("isolation", "warning", says)
         try:
-            self.verify(connection)
+            self.ask_server(connection)
         except Unsupported as refusal:
             yield Finding("settings", "problem", str(refusal))
         else:
@@ -162,7 +159,9 @@ class MySQL(Backend):
         raw: Any = connection.connection.dbapi_connection
         return bool(raw.get_autocommit())
 
-    def begin(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
+    def begin(
+        self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
+    ) -> RootTransaction:
         if connection.in_transaction():
             connection.rollback()  # a listener of the app's has read something
         if self.autocommit(connection):
@@ -240,9 +239,6 @@ class MySQL(Backend):
         finally:
             if not connection.invalidated:
                 connection.exec_driver_sql(f"SET SESSION {limit} = @sqlalchemy_locks_limit")
-
-    def permission_denied(self, error: DBAPIError) -> bool:
-        return _errno(error) in (1044, 1142, 1143)
 
     def lacks_privilege(self, error: DBAPIError) -> str | None:
         return _LACKS_PRIVILEGE if _errno(error) in (1142, 1227) else None

@@ -63,20 +63,13 @@ class PostgreSQL(Backend):
     name = "PostgreSQL"
     family = "postgresql"
     schemas = True
-    lists_privileges = True
     partial_ready_index = True
     supports_listen = True
-    server_queues = True
-    keeps_dead_index_entries = True
-    update_returning = True
+    shortest_queue_wait: ClassVar[float | None] = 0
+    returning = True
     writable_ctes = True
     partial_indexes = True
-    arrays = True
-    refuses_stale_snapshots = True
     held_keys: ClassVar[type[HeldKeys] | None] = HeldKeys
-    calls_functions = True
-    locking_ctes = True
-    on_conflict = True
     release_session_locks = "SELECT pg_advisory_unlock_all()"
 
     def translate(self, error: DBAPIError) -> LockError | None:
@@ -190,7 +183,9 @@ class PostgreSQL(Backend):
             autocommits_read_committed=row.default_level == _READ_COMMITTED,
         )
 
-    def begin(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
+    def begin(
+        self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
+    ) -> RootTransaction:
         begun = connection.get_transaction()
         if begun is not None:
             return begun  # a listener of the app's, of engine_connect, has begun

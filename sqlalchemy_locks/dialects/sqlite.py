@@ -39,13 +39,8 @@ _writers: WeakSet[RootTransaction] = WeakSet()
 class SQLite(Backend):
     name = "SQLite"
     family = "sqlite"
-    has_users = False
     single_writer = True
-    evaluates_constants_first = False
-    on_conflict = True
-    row_locks = False
-    holders_unavailable = "whose one lock is the file's, which keeps no list of holders"
-    update_returning = True
+    returning = True
     partial_indexes = True
 
     def translate(self, error: DBAPIError) -> LockError | None:
@@ -116,18 +111,16 @@ class SQLite(Backend):
     def wait_value(self, seconds: float) -> int:
         return math.ceil(min(seconds * 1000, 2**31 - 1))
 
-    def begin(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
+    def begin(
+        self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
+    ) -> RootTransaction:
         with self._begin_bounded(connection, wait):
             transaction = connection.begin()
         if not in_transaction(connection):
-            connection.exec_driver_sql("BEGIN")
-        return transaction
-
-    def begin_writing(self, connection: Connection, server: Server, wait: float | None = None) -> RootTransaction:
-        with self._begin_bounded(connection, wait):
-            transaction = connection.begin()
-        if not in_transaction(connection):
-            take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
+            if writes:
+                take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
+            else:
+                connection.exec_driver_sql("BEGIN")
         return transaction
 
     def prepare(self, connection: Connection, wait: float | None) -> None:

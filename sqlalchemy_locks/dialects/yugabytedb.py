@@ -13,9 +13,8 @@ from sqlalchemy_locks.dialects.postgresql import PostgreSQL
 class YugabyteDB(PostgreSQL):
     name = "YugabyteDB"
     supports_listen = False
-    server_queues = False
     held_keys = None
-    holders_unavailable = "whose locks are row locks, which no table of the server lists"
+    shortest_queue_wait = None
 
 
 BACKEND = YugabyteDB()

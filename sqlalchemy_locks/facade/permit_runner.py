@@ -66,7 +66,7 @@ class PermitRunner:
     def run_on_request(self, operation: Operation[Any]) -> Any:
         """As :meth:`run`, for what may wait for a ``guarded`` write of the request, not longer than ``ROW_TIMEOUT``."""
         # where it would be two more round trips, the server has a limit of its own
-        return self.run(operation, wait=ROW_TIMEOUT if backend_for(self.engine.dialect).calls_functions else None)
+        return self.run(operation, wait=ROW_TIMEOUT if backend_for(self.engine.dialect).schemas else None)
 
     def run_release(self, release: Operation[Any], request: str | Grant) -> Any:
         """Run the release of a request, unflushed if ``Locks`` was created so and the request has a time to live."""

@@ -159,7 +159,7 @@ class SemaphoreWaiter:
         # a request that may be granted already must not queue, and neither must one whose caller holds permits
         name = None if self._known or self._held or self._timeout == 0 else self._queued_here()
         if name is None:
-            ordered = self._backend.server_queues and not self._held
+            ordered = self._backend.shortest_queue_wait is not None and not self._held
             request = in_turn(self._request, self._queue_keys()) if ordered else self._request
             grant = self._try(request)
             if grant is not None and grant.acquired:
@@ -203,7 +203,7 @@ class SemaphoreWaiter:
             if not ticket.wait(self._left()):
                 raise self._timed_out()
             with queues.spare_connection(self._runner.engine.pool) as spare:
-                outcome = self._wait_at_head(name) if spare and self._backend.server_queues else None
+                outcome = self._wait_at_head(name) if spare else None
                 return self._poll(name) if outcome is None else outcome
         finally:
             ticket.leave()
@@ -212,7 +212,8 @@ class SemaphoreWaiter:
         """As :meth:`_wait_for`, at the head of the server's queue; ``None`` where there is none, or no time for it."""
         queue_keys = dict(zip(self._permits, self._queue_keys(), strict=True))
         backoff = Backoff(0.01)
-        while self._at_most(float("inf")) > self._backend.min_queue_wait:
+        shortest = self._backend.shortest_queue_wait
+        while shortest is not None and self._at_most(float("inf")) > shortest:
             try:
                 with ServerQueue(self._runner.engine, queue_keys[name]) as queue:
                     return self._poll(name, queue) if queue.join(self._left()) else None

@@ -22,6 +22,8 @@ from sqlalchemy_locks.values import Grant
 _LONGEST = 86400.0
 #: the same in the main thread, where the driver's wait keeps Python from running the handlers of signals
 _SIGNAL_TIMEOUT = 5.0
+#: drivers that wait in C, where Python runs no signal handler before the reply has arrived
+_WAIT_IN_C = frozenset(["psycopg2", "mysqldb", "mysqlconnector", "mariadbconnector"])
 
 
 class ServerQueue:
@@ -44,10 +46,10 @@ class ServerQueue:
         """
         backend, connection = self._transaction.backend, self._transaction.connection
         longest = _LONGEST
-        if threading.current_thread() is threading.main_thread() and backend.blocks_signals(connection):
+        if threading.current_thread() is threading.main_thread() and connection.dialect.driver in _WAIT_IN_C:
             longest = _SIGNAL_TIMEOUT
         with translated(backend):
-            if not backend.server_queues or behind_pooler(connection):
+            if backend.shortest_queue_wait is None or behind_pooler(connection):
                 return False
             self._joined = True
             return backend.join_queue(connection, self._key, longest if timeout is None else min(longest, timeout))
@@ -60,7 +62,7 @@ class ServerQueue:
         """Acquire at the head of the queue; a grant is to be committed."""
         grant: Grant = self.run(request, options)
         transaction = self._transaction
-        if not grant.acquired and not transaction.backend.calls_functions:
+        if not grant.acquired and not transaction.backend.schemas:
             # a denial keeps its row locks until the transaction ends
             transaction.transaction.rollback()
             server = engine_state(transaction.connection).server

@@ -40,7 +40,7 @@ class _Holders(OperationImpl):
         return None if held_keys is None else held_keys(context.tables.locked_keys, self.of_keys)
 
     def compile_error(self, context: BuildContext) -> str:
-        return f"{_UNAVAILABLE} on {context.backend.name}, {context.backend.holders_unavailable}"
+        return f"{_UNAVAILABLE} on {context.backend.name}, where no table of the server lists them"
 
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)

@@ -71,16 +71,16 @@ class _Row(OperationImpl):
         self.entity = entity
 
     def build(self, context: BuildContext) -> Executable | None:
-        return self._select_row(context) if context.backend.row_locks else None
+        return self._select_row(context) if not context.backend.single_writer else None
 
     def multi_statement_reason(self, context: BuildContext) -> str:
         return "which has no row locks: the write lock is acquired first, by a statement of its own"
 
     def _select_row(self, context: BuildContext) -> Select[Any]:
         statement = self._where_key(self.entity)
-        if context.backend.locks_on_replicas:
+        if context.backend.key_rows:
             statement = statement.where(Writable())
-        if context.backend.row_locks:
+        if not context.backend.single_writer:
             # OF: an eager join's nullable side can't be locked, and need not be
             statement = statement.with_for_update(of=self.tables)
         if self.mapper is not None:

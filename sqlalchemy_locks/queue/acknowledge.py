@@ -70,7 +70,8 @@ class UpdateOwnedJobs(JobOperation):
 
     def build(self, context: BuildContext) -> Executable | None:
         backend = context.backend
-        return None if self.skips_locked and backend.row_locks and not backend.writable_ctes else self.update(context)
+        several = self.skips_locked and not (backend.single_writer or backend.writable_ctes)
+        return None if several else self.update(context)
 
     def update(self, context: BuildContext) -> Update:
         """Return the UPDATE; without writable CTEs it doesn't skip locked rows by itself."""
@@ -129,7 +130,7 @@ def where_owned(statement: Any, at: RoleColumns, context: BuildContext) -> Any:
 
 def _where_claimed(statement: Any, at: RoleColumns, context: BuildContext) -> Any:
     """Restrict a statement to the jobs whose ids and claims are bound."""
-    if context.backend.arrays:
+    if context.backend.writable_ctes:
         owned = _bound_pairs(at)
         return statement.where(
             at.internal_id == owned.c.id, at.claim == owned.c.claim, selective_condition(owned.c.number)
@@ -172,7 +173,7 @@ def _bound_pairs(at: RoleColumns) -> Any:
 def owned_parameters(execution: Execution, jobs: Jobs) -> dict[str, Any]:
     """Return the values of an execution as its statement binds ids and claims."""
     values = execution.values.copy()
-    if execution.backend.arrays:
+    if execution.backend.writable_ctes:
         del values[PAIRS]
         for name in jobs.integer_arrays:
             values[name] = f"{{{','.join(map(str, values[name]))}}}"

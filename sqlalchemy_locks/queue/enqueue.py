@@ -225,7 +225,7 @@ class Enqueue(JobOperation):
         """
         existing: set[UUID] = set()
         external_id = self.jobs.at(execution.context).external_id
-        if self.known and execution.backend.row_locks:
+        if self.known and not execution.backend.single_writer:
             lookup = select(external_id).where(external_id.in_(bindparam(IDS, expanding=True)))
             existing.update(_found(execution, lookup, external_id, [id for id, *_ in jobs]))
         if self.when == "in":
@@ -253,7 +253,7 @@ class Enqueue(JobOperation):
 
     def _may_swallow(self, context: BuildContext) -> bool:
         """Return whether the INSERT also ignores rows whose other unique columns have the values of another job."""
-        if self._own is None or context.backend.on_conflict:
+        if self._own is None or context.backend.returning:
             return False
         at = self.jobs.at(context)
         ours = [{at.internal_id.name}, {at.external_id.name}]
@@ -281,7 +281,7 @@ class Enqueue(JobOperation):
                 at.unique_key.in_(bindparam("locks_unique", expanding=True)),
             )
             # not from an old snapshot
-            self._keyed[context] = reading.with_for_update() if context.backend.row_locks else reading
+            self._keyed[context] = reading.with_for_update() if not context.backend.single_writer else reading
         return self._keyed[context]
 
     def _insert(self, context: BuildContext) -> Executable:

@@ -122,7 +122,7 @@ class Jobs:
             return [column == queue]
         at = self.paused.columns(context)
         paused = select(ONE).where(at["id"] == bindparam("locks_queue", type_=at["id"].type)).exists()
-        if context.backend.evaluates_constants_first:
+        if not context.backend.single_writer:
             return [column == queue, ~paused]
         return [column == select(queue).where(~paused).scalar_subquery()]
 

@@ -90,9 +90,8 @@ class ShortTransaction:
         """
         state = engine_state(self.connection)
         self.backend = state.backend
-        begin = self.backend.begin_writing if writes else self.backend.begin
         with translated(self.backend):
-            self.transaction = begin(self.connection, state.server, wait)
+            self.transaction = self.backend.begin(self.connection, state.server, wait, writes=writes)
 
     @property
     def active(self) -> bool:

@@ -123,7 +123,7 @@ class AcquirePermits(SemaphoreImpl):
     def _occupied_queues(self, execution: Execution, sql: Statements) -> list[str]:
         """Return the semaphores that others queue for, unless this request was granted already."""
         backend, keys = execution.backend, _queue_keys(execution)
-        if not keys or not backend.server_queues:
+        if not keys or backend.shortest_queue_wait is None:
             return []
         queues = zip(execution.values["names"], keys, strict=True)
         occupied = [name for name, key in queues if not backend.queue_is_free(execution.connection, key)]

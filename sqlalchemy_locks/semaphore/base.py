@@ -44,7 +44,7 @@ class SemaphoreImpl(OperationImpl):
         return None
 
     def build(self, context: BuildContext) -> Executable | None:
-        call = self.call() if context.backend.calls_functions else None
+        call = self.call() if context.backend.schemas else None
         return None if call is None else self.select_call(call)
 
     def select_call(self, call: LockFunction) -> Executable:

@@ -74,7 +74,7 @@ class WorkerState:
         self.config, self._stop, self._wake = config, stop, wake
         self.database = WorkerDatabase(config, sleep)
         self._lock = threading.Lock()
-        self.cursor = FetchCursor(config.backend.keeps_dead_index_entries, min(config.heartbeat, _LONGEST_WITHOUT_HEAD))
+        self.cursor = FetchCursor(config.backend.partial_ready_index, min(config.heartbeat, _LONGEST_WITHOUT_HEAD))
         self.heartbeats = Heartbeats(
             config, on_lost=self.lose_all, on_change=self._changed, on_error=self.fail, loop=loop
         )

@@ -157,7 +157,7 @@ class Client:
         )
         self.stalled = face.stalled
         #: an error aborts the whole transaction
-        self.aborts = backend_for(face.engine.dialect).calls_functions
+        self.aborts = backend_for(face.engine.dialect).schemas
 
     def run(self, steps: tuple[Step, ...]) -> None:
         for step in steps:
