@@ -142,7 +142,7 @@ def test_since_is_independent_of_the_session_time_zone(
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
-        ("sqlite", "on SQLite, whose one lock is the file's"),
+        ("sqlite", "on SQLite, where no table of the server lists them"),
         ("postgresql15-table", "where the table bodies are installed, as on YugabyteDB"),
         ("yugabytedb", "where the table bodies are installed, as on YugabyteDB"),
     ],
