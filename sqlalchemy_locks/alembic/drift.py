@@ -58,17 +58,17 @@ def check(connection: Connection, *, schema: str = "lock", prefix: str = "lock_"
     recorded = steps.recorded(connection, options)
     if not recorded:
         return [f"{place.table('installed')} is empty: no step was installed completely"]
-    found = [
+    sentences = [
         f"step {step} was installed by a newer release of sqlalchemy-locks, which can check it"
         for step in recorded
         if step not in steps.STEPS
     ]
-    known = [steps.load(step) for step in steps.STEPS if step in recorded]
+    loaded = [steps.load(step) for step in steps.STEPS if step in recorded]
     variant = place.backend.function_variant(connection, schema) if place.backend.schemas else None
-    found += _check_tables(connection, place, known, view=variant == "advisory")
+    sentences += _check_tables(connection, place, loaded, view=variant == "advisory")
     if variant is not None:
-        found += _check_functions(connection, place, known, variant)
-    return found
+        sentences += _check_functions(connection, place, loaded, variant)
+    return sentences
 
 
 def _check_installed(connection: Connection, place: InstallPlace) -> list[str]:
@@ -124,10 +124,10 @@ def _check_key(inspector: sa.Inspector, place: InstallPlace, table: str, wanted:
 def _check_indexes(inspector: sa.Inspector, place: InstallPlace, table: str, wanted: tuple[str, ...]) -> Iterator[str]:
     schema, name = place.schema_and_name(table)
     # only some engines report a unique constraint as an index too
-    found = {index["name"] for index in inspector.get_indexes(name, schema=schema)}
-    found |= {unique["name"] for unique in inspector.get_unique_constraints(name, schema=schema)}
+    names = {index["name"] for index in inspector.get_indexes(name, schema=schema)}
+    names |= {unique["name"] for unique in inspector.get_unique_constraints(name, schema=schema)}
     for index in wanted:
-        if place.schema_and_name(index)[1] not in found:
+        if place.schema_and_name(index)[1] not in names:
             yield f"{place.table(table)} has lost its index {place.schema_and_name(index)[1]}"
 
 
@@ -137,13 +137,13 @@ def _check_columns(connection: Connection, actual: Any, expected: Any, shown: st
         if name not in columns:
             yield f"{shown} has lost its column {name}"
             continue
-        found = columns[name]["type"].compile(dialect=connection.dialect)
+        spelled = columns[name]["type"].compile(dialect=connection.dialect)
         # MariaDB reports the display width of integers, both MySQL and MariaDB the collation of texts
         bare = type_.removesuffix(" NULL")
-        if bare == "JSON" and found.startswith("LONGTEXT"):
-            found = "JSON"  # on MariaDB a LONGTEXT with a check
-        if re.sub(r"(?<=INT)\(\d+\)|(?<=INTEGER)\(\d+\)| COLLATE .*| CHARACTER SET .*", "", found) != bare:
-            yield f"{shown}.{name} is {found}, not {bare}"
+        if bare == "JSON" and spelled.startswith("LONGTEXT"):
+            spelled = "JSON"  # on MariaDB a LONGTEXT with a check
+        if re.sub(r"(?<=INT)\(\d+\)|(?<=INTEGER)\(\d+\)| COLLATE .*| CHARACTER SET .*", "", spelled) != bare:
+            yield f"{shown}.{name} is {spelled}, not {bare}"
         collation = getattr(columns[name]["type"], "collation", None)
         if collation not in (None, "utf8mb4_bin"):
             yield f"the collation of {shown}.{name} is {collation}"

@@ -210,10 +210,10 @@ def seconds(value: Any) -> float:
 
 def seconds_of_unit(value: Any) -> float:
     """As :func:`seconds`; a number other than 0 needs its unit."""
-    found = seconds(value)
-    if found and str(value).strip()[-1].isdigit():
+    duration = seconds(value)
+    if duration and str(value).strip()[-1].isdigit():
         raise click.BadParameter(f"{value} of what? {value}s, {value}m, {value}h or {value}d.")
-    return found
+    return duration
 
 
 def duration_option(*names: str, needs_unit: bool = False, **settings: Any) -> Callable[[F], F]:

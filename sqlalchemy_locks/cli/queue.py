@@ -93,8 +93,8 @@ def requeue(
     what = "dead" if dead or job is not None else "stalled"
     done = {"requeued": requeued, "which": what}
     if job is not None and not requeued:
-        known = Locks(database.engine).run(jobs.get(job)) is not None
-        screen.show(done, sentence(f"{job!r} is not dead" if known else f"There is no job {job!r}", "yellow"))
+        exists = Locks(database.engine).run(jobs.get(job)) is not None
+        screen.show(done, sentence(f"{job!r} is not dead" if exists else f"There is no job {job!r}", "yellow"))
         return EXIT_NEGATIVE
     screen.show(done, sentence(f"Requeued: {counted(requeued, f'{what} job')}", "green"))
     return None
@@ -178,10 +178,10 @@ def _change(screen: Screen, database: Database, job: str, operation: Operation[A
     if locks.run(operation):
         screen.show({"job": job, what: True}, sentence(f"{what.capitalize()}: {job!r}", "green"))
         return None
-    found: Any = locks.run(Queue().get(job))
-    if found is None:
+    row: Any = locks.run(Queue().get(job))
+    if row is None:
         return _unknown(screen, job)
-    ended = found.completed_at or found.failed_at
+    ended = row.completed_at or row.failed_at
     screen.show({"job": job, what: False}, sentence(f"{job!r} {'has ended' if ended else 'is running'}", "yellow"))
     return EXIT_NEGATIVE
 

@@ -181,8 +181,8 @@ def _timeout_table(rows: list[dict[str, Any]]) -> Any:
     shown = table("Timeout", "Queue", "Every", "Free in", "Retries left", right=("Every", "Free in", "Retries left"))
     for row in rows:
         free = int(row["free_in"]) < 0
-        left = name("now", "green") if free else name(format_duration(int(row["free_in"])))
-        cells = [name(format_duration(row["every"])), left, number(row["retries"])]
+        remaining = name("now", "green") if free else name(format_duration(int(row["free_in"])))
+        cells = [name(format_duration(row["every"])), remaining, number(row["retries"])]
         shown.add_row(name(row["id"]), name(row["queue"], "dim"), *cells)
     return shown
 

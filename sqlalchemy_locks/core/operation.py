@@ -426,12 +426,12 @@ class Execution:
         :raises LockError: for an error of the driver that is about locks.
         """
         connection, options = self.connection, self.options
-        given = self.values if values is None else values
+        parameters = self.values if values is None else values
         try:
             if self.first_writes:
-                send = partial(connection.execute, statement, given, execution_options=options)
+                send = partial(connection.execute, statement, parameters, execution_options=options)
                 return self.backend.take_write_lock(connection, send)
-            return connection.execute(statement, given, execution_options=options)
+            return connection.execute(statement, parameters, execution_options=options)
         except DBAPIError:
             with translated(self.backend, self.operation._impl.needs_installation):
                 raise

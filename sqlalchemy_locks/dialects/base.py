@@ -69,8 +69,8 @@ class Backend:
     returning: ClassVar[bool] = False
     #: an index can have a condition (``CREATE INDEX ... WHERE``)
     partial_indexes: ClassVar[bool] = False
-    #: the index of the jobs that are ready has the condition that they wait; it keeps the entries of changed rows until no
-    #: snapshot needs them. Elsewhere that column is part of its key
+    #: the index of the jobs that are ready has the condition that they wait, and so keeps the entries of changed rows
+    #: until no snapshot needs them; elsewhere that column is part of its key
     partial_ready_index: ClassVar[bool] = False
     #: above READ COMMITTED a plain SELECT reads the transaction's snapshot, and one with a lock the latest rows
     stale_reads: ClassVar[bool] = False

@@ -40,12 +40,12 @@ def version_finding(name: str, version: str) -> Finding:
     :param version: as the server spells it.
     """
     usable, supported = _OLDEST[name]
-    found = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
     what = f"{name} {version}"
-    if found < usable:
+    if numbers < usable:
         dotted = ".".join(map(str, usable))
         return Finding("version", "problem", f"{what} lacks what is needed: {dotted} is the oldest that has it")
-    if found < supported:
+    if numbers < supported:
         dotted = ".".join(map(str, supported))
         return Finding("version", "warning", f"{what} is older than the oldest supported version, {dotted}")
     return Finding("version", "ok", what)

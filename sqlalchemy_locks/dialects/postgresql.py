@@ -318,8 +318,8 @@ def _at_once(connection: Connection, statement: Executable, values: Mapping[str,
 
 def _yugabytedb_version(connection: Connection) -> str | None:
     """Return the version of YugabyteDB, to which a ``postgresql://`` URL may lead; ``None`` for PostgreSQL."""
-    found = re.search(r"-YB-([\d.]*)", str(_at_once(connection, _VERSION).scalar()))
-    return None if found is None else found[1]
+    match = re.search(r"-YB-([\d.]*)", str(_at_once(connection, _VERSION).scalar()))
+    return None if match is None else match[1]
 
 
 def _transaction_status(driver: Any) -> int | None:

@@ -272,8 +272,8 @@ def _journal_writable(path: str, mode: str) -> bool:
     """Return whether a transaction can write its journal, a file in its folder that most modes create each time."""
     if mode in ("memory", "off"):
         return True
-    kept = [f"{path}-wal", f"{path}-shm"] if mode == "wal" else [] if mode == "delete" else [f"{path}-journal"]
-    if kept and all(os.access(each, os.W_OK) for each in kept):
+    files = [f"{path}-wal", f"{path}-shm"] if mode == "wal" else [] if mode == "delete" else [f"{path}-journal"]
+    if files and all(os.access(each, os.W_OK) for each in files):
         return True
     return os.access(os.path.dirname(path), os.W_OK | os.X_OK)
 

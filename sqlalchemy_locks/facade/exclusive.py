@@ -100,7 +100,7 @@ class Held:
 
         def ending(end: Callable[[Session], None]) -> Callable[[], None]:
             def end_inside() -> None:
-                # the block would commit what was flushed, and not the rest
+                # the block would commit what was flushed, and not the remaining
                 if session.in_transaction():
                     short.close_inside()
                 end(session)
@@ -298,9 +298,9 @@ class ExclusiveBlock:
         """
         locks, engine = self._locks, self._locks._engine
         short = ShortTransaction(engine, connect(engine))
-        left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+        remaining = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            short.begin(wait=left)
+            short.begin(wait=remaining)
             for key in self._names:
                 self._acquire_key(short, key, deadline)
                 if ticket is not None:
@@ -320,9 +320,9 @@ class ExclusiveBlock:
         return Held(short, locks._session_maker, lambda error: self._emit("lost", error=error))
 
     def _acquire_key(self, short: ShortTransaction, key: int, deadline: float | None) -> None:
-        left = None if deadline is None else deadline - time.monotonic()
+        remaining = None if deadline is None else deadline - time.monotonic()
         operation: Operation[Any]
-        if left is not None and left <= 0:
+        if remaining is not None and remaining <= 0:
             # a free key is acquired, however late this is
             operation = lock.try_shared(key) if self._shared else lock.try_exclusive(key)
             if not Execution(short.connection, operation, {}).value():
@@ -330,7 +330,7 @@ class ExclusiveBlock:
             return
         operation = lock.shared(key) if self._shared else lock.exclusive(key)
         try:
-            Execution(short.connection, operation, {} if left is None else {"locks_wait": left}).value()
+            Execution(short.connection, operation, {} if remaining is None else {"locks_wait": remaining}).value()
         except DriverTimeout as error:
             raise LockTimeout("the driver's own limit of a statement ended the wait for the lock") from error
 

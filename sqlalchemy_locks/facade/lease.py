@@ -228,12 +228,12 @@ class LeaseContext:
             if lost and error is None:
                 raise self._lost_error(grant, lost)
             return
-        kept, outcome = not lost, error
+        held, outcome = not lost, error
         try:
             if self._release(grant, error) is not Released.RELEASED:
                 lost.set("it had been released or swept when its block ended")
-                kept = False
-            if not kept:
+                held = False
+            if not held:
                 gone = self._lost_error(grant, lost)
                 if error is None:
                     raise gone

@@ -356,8 +356,8 @@ class SemaphoreWaiter:
         return None if self._timeout is None else max(0.0, self._began + self._timeout - time.monotonic())
 
     def _at_most(self, longest: float) -> float:
-        left = self._left()
-        return longest if left is None else min(longest, left)
+        remaining = self._left()
+        return longest if remaining is None else min(longest, remaining)
 
     def _row_timeout(self) -> float:
         return ROW_TIMEOUT if self._timeout == 0 else max(0.01, self._at_most(ROW_TIMEOUT))

@@ -275,8 +275,8 @@ def _check_ttl(ttl: float | timedelta) -> float:
 
 
 def _retry(retry_after: float | timedelta | None, wait: float | None) -> Callable[[Kind], float | None]:
-    given = None if retry_after is None else retry_seconds(retry_after)
-    return lambda kind: given if given is not None and kind in _RETRIED else retry_of(kind, wait)
+    seconds = None if retry_after is None else retry_seconds(retry_after)
+    return lambda kind: seconds if seconds is not None and kind in _RETRIED else retry_of(kind, wait)
 
 
 def check(app: FastAPI) -> None:

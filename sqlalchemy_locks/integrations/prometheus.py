@@ -95,8 +95,8 @@ def _metrics_of(registry: CollectorRegistry, kind: Callable[[CollectorRegistry],
     key = kind, id(registry)
     if key not in _made:
         _made[key] = registry, kind(registry)
-    found: M = _made[key][1]
-    return found
+    metric: M = _made[key][1]
+    return metric
 
 
 def instrument(locks: Any, registry: CollectorRegistry = REGISTRY) -> None:

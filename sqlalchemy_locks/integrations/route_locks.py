@@ -154,15 +154,15 @@ class RouteLock:
             )
 
     def _parameters_of(self, route: Any, path: str) -> Parameters:
-        known = self._parameters.get(id(route))
-        if known is None:
+        entry = self._parameters.get(id(route))
+        if entry is None:
             parameters = Parameters(route.dependant)
             for template in self._templates:
                 if template is not None:
                     parameters.check(template, f"the route {path}")
             # the reference to the route keeps its id from being reused
-            known = self._parameters[id(route)] = route, parameters
-        return known[1]
+            entry = self._parameters[id(route)] = route, parameters
+        return entry[1]
 
     def _refuse(self, connection: HTTPConnection, error: LockError) -> None:
         kind = NOT_FOUND if self._dynamic and isinstance(error, UnknownSemaphore) else kind_of(error)

@@ -84,12 +84,12 @@ def tables_of(engine: Engine) -> str:
 
 def held_by(kind: str, owner: tuple[Any, ...]) -> list[HeldEntry]:
     """Return what an owner holds in blocks of a kind."""
-    found = []
+    entries = []
     for ref in _entries.get():
         entry = ref()
         if entry is not None and not entry.closed and entry.kind == kind and entry.owner == owner:
-            found.append(entry)
-    return found
+            entries.append(entry)
+    return entries
 
 
 def refuse_write(engine: Engine) -> None:
@@ -121,9 +121,9 @@ def leave(entry: HeldEntry) -> None:
 
 
 def _open_entries() -> tuple[weakref.ref[HeldEntry], ...]:
-    kept = []
+    open_refs = []
     for ref in _entries.get():
         entry = ref()
         if entry is not None and not entry.closed:
-            kept.append(ref)
-    return tuple(kept)
+            open_refs.append(ref)
+    return tuple(open_refs)

@@ -37,8 +37,8 @@ class Availability(ReadSemaphores):
             .where(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE, lasting)
             .scalar_subquery()
         )
-        known = exists(select(req.c.id).where(req.c.external_id == _EXTERNAL_ID))
-        return select(sem.c.name, sem.c.capacity, used.label("used"), known.label("known")).where(
+        present = exists(select(req.c.id).where(req.c.external_id == _EXTERNAL_ID))
+        return select(sem.c.name, sem.c.capacity, used.label("used"), present.label("known")).where(
             sem.c.name.in_(bindparam("names", expanding=True, type_=String()))
         )
 
@@ -83,12 +83,12 @@ def availability(request: Operation[Any] | Grant) -> RowsOperation[Any]:
 
 def exhausted_in(rows: Any, permits: Mapping[str, int]) -> list[str]:
     """Return those of the semaphores that have no room; empty also where only an attempt can tell."""
-    found = {row.name: row for row in rows}
+    by_name = {row.name: row for row in rows}
     # the sum of a statement that was killed is NULL, without an error
     unclear = any(row.known or row.capacity is None or row.used is None for row in rows)
-    if unclear or found.keys() != permits.keys():
+    if unclear or by_name.keys() != permits.keys():
         return []
-    return [name for name, count in permits.items() if found[name].used + count > found[name].capacity]
+    return [name for name, count in permits.items() if by_name[name].used + count > by_name[name].capacity]
 
 
 def is_held(grant: Grant) -> Operation[Any]:

@@ -156,6 +156,6 @@ def force_index(statement: Any, index: str, table: Table | None = None) -> Any:
     :param table: the table of a SELECT; an UPDATE has only one.
     """
     for name in ("mysql", "mariadb"):
-        given = {} if table is None else {"selectable": table}
-        statement = statement.with_hint(text=f"FORCE INDEX ({index})", dialect_name=name, **given)
+        options = {} if table is None else {"selectable": table}
+        statement = statement.with_hint(text=f"FORCE INDEX ({index})", dialect_name=name, **options)
     return statement

@@ -84,8 +84,8 @@ def _can_enter(block: Any) -> bool:
 
 
 def _captured(locks: Locks, queue: Queue[Any], name: str) -> list[Any]:
-    found: list[Any] = locks.run(queue.capture(1, queue=name))
-    return found
+    jobs: list[Any] = locks.run(queue.capture(1, queue=name))
+    return jobs
 
 
 def test_exclusive_excludes_others(locks: Locks) -> None:
@@ -205,8 +205,8 @@ def test_job_exists_if_its_transaction_commits(
     one.rollback()
     one.execute(queue.put({"n": 2}, queue=name))
     one.commit()
-    found: list[Any] = list(other.execute(queue.capture(5, queue=name)).all())
-    assert [job.payload for job in found] == [{"n": 2}]
+    jobs: list[Any] = list(other.execute(queue.capture(5, queue=name)).all())
+    assert [job.payload for job in jobs] == [{"n": 2}]
     other.rollback()
     run_until_empty(queue, lambda job: None, bind=locks_engine, name=name)
 
