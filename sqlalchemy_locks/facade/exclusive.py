@@ -100,7 +100,7 @@ class Held:
 
         def ending(end: Callable[[Session], None]) -> Callable[[], None]:
             def end_inside() -> None:
-                # the block would commit what was flushed, and not the remaining
+                # the block would commit what was flushed, and not the rest
                 if session.in_transaction():
                     short.close_inside()
                 end(session)
