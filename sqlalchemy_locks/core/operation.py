@@ -376,7 +376,8 @@ class Execution:
             options = {**options, "stream_results": False, "yield_per": None}
         self.options = options
         self._nonce: str | None = every.get("locks_nonce")
-        self.backend = engine_state(connection).backend
+        state = engine_state(connection)
+        self.backend, self.server = state.backend, state.server
         self.context = BuildContext(self.backend, every.get("locks_prefix", DEFAULT_PREFIX))
         #: a ``schema_translate_map`` moves the tables
         self.schema_translated = "schema_translate_map" in every

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.core.engine_state import backend_of, engine_state
+from sqlalchemy_locks.core.engine_state import backend_of
 from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation, fresh_nonce, translated
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.dialects.connections import connect as connect_to_pool
@@ -193,7 +193,7 @@ def run_alone(execution: Execution, deadline: float | None) -> Any:
     :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
     """
     connection, backend = execution.connection, execution.backend
-    in_autocommit = backend.allows_autocommit(connection, engine_state(connection).server)
+    in_autocommit = backend.allows_autocommit(connection, execution.server)
     #: the statement commits by itself; what was sent last commits
     commits = final = in_autocommit or backend.autocommit(connection)
     execution.in_autocommit = in_autocommit

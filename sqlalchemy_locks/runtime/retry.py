@@ -12,7 +12,7 @@ from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.util import await_only
 
-from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.core.engine_state import backend_of
 from sqlalchemy_locks.errors import LockLost, MustRollback, OutcomeUnknown
 from sqlalchemy_locks.runtime.backoff import Backoff
 
@@ -52,10 +52,10 @@ def retried(
 
     def retryable(error: BaseException) -> bool:
         if isinstance(error, DBAPIError):
-            return error.connection_invalidated or backend_for(engine.dialect).transient(error)
+            return error.connection_invalidated or backend_of(engine.dialect).transient(error)
         return isinstance(error, (MustRollback, NotCommitted)) or (repeatable and isinstance(error, OutcomeUnknown))
 
-    backoff = Backoff(shortest=0.01, share=1)
+    backoff: Backoff | None = None
     for retry in range(1, RETRIES + 1):
         try:
             return attempt()
@@ -63,6 +63,7 @@ def retried(
             if not retryable(error):
                 raise
             on_retry(error, retry)
+        backoff = backoff or Backoff(shortest=0.01, share=1)
         # random, so that two that were each other's deadlock don't meet again
         sleep(random.uniform(0, backoff.pause()))
     return attempt()

@@ -90,8 +90,11 @@ class ShortTransaction:
         """
         state = engine_state(self.connection)
         self.backend = state.backend
-        with translated(self.backend):
+        try:
             self.transaction = self.backend.begin(self.connection, state.server, wait, writes=writes)
+        except DBAPIError:
+            with translated(self.backend):
+                raise
 
     @property
     def active(self) -> bool:
