@@ -311,7 +311,7 @@ import sqlalchemy_locks as sl
 three = threading.Barrier(3)
 
 def handler(job):
-    os.write(1, f"{job.payload} {job.attempts}\n".encode())  # in one piece
+    os.write(1, f"{job.payload} {job.attempts}\\n".encode())  # in one piece
     if job.error is None:
         three.wait(30)  # all are running
     if job.payload == "kills":
