@@ -115,6 +115,8 @@ def test_every_operation_knows_the_prefix(elsewhere: dict[str, str], name: str) 
             keys = set(connection.scalars(look))
             with engine.connect() as other:  # a row that was inserted on a side connection isn't in an older snapshot
                 assert {sl.lock.key(a), sl.lock.key(c)} <= keys | set(other.scalars(look))
+        with engine.begin() as connection:
+            connection.execute(text("UPDATE mine_locked_keys SET ts = ts - INTERVAL 1 HOUR"))
         assert sl.Locks(engine).run(sl.lock.vacuum()) >= 2
 
 
