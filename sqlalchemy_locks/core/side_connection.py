@@ -18,6 +18,7 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from sqlalchemy_locks.core.operation import Execution, translated
 from sqlalchemy_locks.core.side_pool import SidePool
+from sqlalchemy_locks.dialects.connections import return_to_pool
 from sqlalchemy_locks.errors import PoolTimeout, Unsupported
 
 #: by the dialect, which copies of an engine share
@@ -54,8 +55,10 @@ def side_connection(execution: Execution, row_wait: int = 0) -> Iterator[Connect
                 raise
             pool.dispose()  # it was idle for too long, and so were the others
             connection = connect()
-        with connection:
+        try:
             yield connection
+        finally:
+            return_to_pool(connection)
 
 
 def side_options(execution: Execution) -> dict[str, Any]:

@@ -41,13 +41,17 @@ class SidePool:
         """
         if self._shared:
             return self._engine.connect()
+        pooled = None
         try:
             pooled = self._pool.connect()
-        except SQLAlchemyError:
-            raise
-        except Exception as error:  # the driver's, and asyncio's, which SQLAlchemy translates in Engine.connect() only
+            return Connection(self._engine, connection=pooled)  # calls the listeners of engine_connect
+        except BaseException as error:
+            if pooled is not None and pooled.is_valid:
+                pooled.invalidate(error)
+            if isinstance(error, SQLAlchemyError) or not isinstance(error, Exception):
+                raise
+            # the driver's, and asyncio's, which SQLAlchemy translates in Engine.connect() only
             raise OperationalError(None, None, error, connection_invalidated=True) from error
-        return Connection(self._engine, connection=pooled)
 
     def dispose(self) -> None:
         """Close the idle connections."""

@@ -6,6 +6,7 @@ import contextlib
 import os
 import socket
 import sys
+import traceback
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +33,9 @@ def connect(engine: Engine) -> Connection:
         error.connection_invalidated = True  # drivers don't tell a connection that died from one that was refused
         raise
     except _driver_errors(engine) as error:
-        # of a statement that SQLAlchemy sends at the checkout, or of a driver that has errors outside its DBAPI
+        # Of a statement that SQLAlchemy sends at the checkout, or of a driver that has errors outside its DBAPI. The
+        # frames refer to the connection, which returns to its pool when nothing does.
+        traceback.clear_frames(error.__traceback__)
         raise OperationalError(None, None, error, connection_invalidated=True) from error
 
 
@@ -41,6 +44,18 @@ def _driver_errors(engine: Engine) -> tuple[type[BaseException], ...]:
     asyncpg: Any = sys.modules.get("asyncpg")
     errors: tuple[type[BaseException], ...] = engine.dialect.loaded_dbapi.Error, ConnectionError
     return errors if asyncpg is None else (*errors, asyncpg.InterfaceError, asyncpg.PostgresError)
+
+
+def set_read_committed(connection: Connection) -> None:
+    """Set a connection to READ COMMITTED until it returns to its pool, before its transaction begins.
+
+    :raises DBAPIError: with ``connection_invalidated`` when it is dead: nothing was sent.
+    """
+    try:
+        connection.execution_options(isolation_level="READ COMMITTED")
+    except connection.dialect.loaded_dbapi.Error as error:
+        connection.invalidate(error)
+        raise OperationalError(None, None, error, connection_invalidated=True) from error
 
 
 def return_to_pool(connection: Connection, error: BaseException | None = None) -> None:

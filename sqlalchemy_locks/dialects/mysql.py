@@ -15,6 +15,7 @@ from sqlalchemy.ext.compiler import compiles
 
 from sqlalchemy_locks.dialects.base import IDLE, Backend, Server
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
+from sqlalchemy_locks.dialects.connections import set_read_committed
 from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
 from sqlalchemy_locks.sql.clock import (
     Elapsed,
@@ -165,7 +166,7 @@ class MySQL(Backend):
         if connection.in_transaction():
             connection.rollback()  # a listener of the app's has read something
         if self.autocommit(connection):
-            connection.execution_options(isolation_level="READ COMMITTED")  # until it returns to the pool
+            set_read_committed(connection)
             transaction = connection.begin()
         else:
             transaction = self._begin_read_committed(connection)

@@ -16,6 +16,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
 from sqlalchemy_locks.dialects.base import IDLE, Backend, Server
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
+from sqlalchemy_locks.dialects.connections import set_read_committed
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from sqlalchemy_locks.sql.elements import HeldKeys
 
@@ -190,7 +191,7 @@ class PostgreSQL(Backend):
         if begun is not None:
             return begun  # a listener of the app's, of engine_connect, has begun
         if (not server.begins_read_committed or self.autocommit(connection)) and self._is_idle(connection):
-            connection.execution_options(isolation_level="READ COMMITTED")
+            set_read_committed(connection)
         return connection.begin()
 
     def allows_autocommit(self, connection: Connection, server: Server) -> bool:

@@ -154,6 +154,8 @@ class Way:
 
     #: the app's engine is in autocommit
     alone: bool = False
+    #: the pool resets the level of its connections
+    resets_level: bool = False
     #: what was asked for when nothing died
     undisturbed: tuple[bytes, ...] = ()
 
@@ -173,7 +175,9 @@ def way(servers: Any, request: pytest.FixtureRequest) -> Iterator[Way]:
         emptied(other)
         locks, engine = stack.enter_context(opened(face, proxy.url, connect_args=arguments, **options))
         accustom(engine)
-        yield Way(name, locks, engine, proxy, other, sl.Locks(other), habit == "autocommit")
+        yield Way(
+            name, locks, engine, proxy, other, sl.Locks(other), habit == "autocommit", habit in ("autocommit", "option")
+        )
         assert (proxy.encrypted == proxy.accepted) if tls else not proxy.encrypted
 
 
@@ -853,7 +857,8 @@ def maintain(way: Way) -> tuple[Act, Judge]:
 
 
 def assert_checked_in(way: Way) -> None:
-    if not isinstance(way.engine.pool, NullPool):
+    # SQLAlchemy counts a connection that dies while the pool resets its level as checked out
+    if not (isinstance(way.engine.pool, NullPool) or way.resets_level):
         assert way.engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 
