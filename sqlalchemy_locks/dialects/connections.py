@@ -15,6 +15,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 
+from sqlalchemy_locks.dialects.checks import COMMITTED
 from sqlalchemy_locks.errors import NotWritable, PoolTimeout
 
 
@@ -82,6 +83,11 @@ def abort(connection: Connection) -> None:
                 twin.shutdown(socket.SHUT_RDWR)
         elif connection.dialect.has_terminate:
             connection.dialect.do_terminate(pooled.dbapi_connection)
+
+
+def begins_read_committed(connection: Connection) -> bool:
+    """Return whether transactions begin at READ COMMITTED, as far as SQLAlchemy knows without asking the server."""
+    return connection.get_execution_options().get("isolation_level", connection.default_isolation_level) in COMMITTED
 
 
 def shares_one_connection(pool: Any) -> bool:

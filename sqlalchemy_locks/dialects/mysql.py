@@ -165,10 +165,9 @@ class MySQL(Backend):
         if connection.in_transaction():
             connection.rollback()  # a listener of the app's has read something
         if self.autocommit(connection):
-            connection.execution_options(isolation_level="READ COMMITTED")  # until it returns to the pool
-            transaction = connection.begin()
-        else:
-            transaction = self._begin_read_committed(connection)
+            # until it returns to the pool, which restores autocommit, and no level of the session
+            connection.execution_options(isolation_level=connection.default_isolation_level)
+        transaction = self._begin_read_committed(connection)
         # the server's variable still has the session's level, so the connection has to remember this one
         connection.execution_options(locks_read_committed=True)
         return transaction
