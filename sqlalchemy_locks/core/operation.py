@@ -39,7 +39,7 @@ from sqlalchemy.sql.selectable import TypedReturnsRows
 from sqlalchemy.util import immutabledict
 
 from sqlalchemy_locks._validation import seconds
-from sqlalchemy_locks.core.engine_state import backend_of, engine_state
+from sqlalchemy_locks.core.engine_state import backend_of, behind_pooler, engine_state
 from sqlalchemy_locks.dialects import Backend
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
@@ -438,8 +438,18 @@ class Execution:
                 raise
 
     def waiting(self) -> contextlib.AbstractContextManager[None]:
-        """Limit the lock waits of the statements inside to ``wait`` seconds."""
-        return contextlib.nullcontext() if self.wait is None else self.backend.bounded(self.connection, self.wait)
+        """Limit the lock waits of the statements inside to ``wait`` seconds.
+
+        :raises Unsupported: in autocommit through a pooler, where another client's session would get the limit.
+        """
+        if self.wait is None:
+            return contextlib.nullcontext()
+        if behind_pooler(self.connection) and self.backend.autocommit(self.connection):
+            raise Unsupported(
+                f"{self.operation.name} with locks_wait in autocommit, through a pooler such as PgBouncer, would set "
+                "the lock_timeout of another client's session: execute it inside a transaction, or use Locks"
+            )
+        return self.backend.bounded(self.connection, self.wait)
 
     def take_write_lock(self, table: Table) -> None:
         """Take SQLite's write lock, by a DELETE of no row.

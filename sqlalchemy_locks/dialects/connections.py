@@ -16,6 +16,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 
+from sqlalchemy_locks.dialects.checks import COMMITTED
 from sqlalchemy_locks.errors import NotWritable, PoolTimeout
 
 
@@ -46,13 +47,13 @@ def _driver_errors(engine: Engine) -> tuple[type[BaseException], ...]:
     return errors if asyncpg is None else (*errors, asyncpg.InterfaceError, asyncpg.PostgresError)
 
 
-def set_read_committed(connection: Connection) -> None:
-    """Set a connection to READ COMMITTED until it returns to its pool, before its transaction begins.
+def set_level(connection: Connection, level: Any) -> None:
+    """Set the isolation level of a connection until it returns to its pool, before its transaction begins.
 
     :raises DBAPIError: with ``connection_invalidated`` when it is dead: nothing was sent.
     """
     try:
-        connection.execution_options(isolation_level="READ COMMITTED")
+        connection.execution_options(isolation_level=level)
     except connection.dialect.loaded_dbapi.Error as error:
         connection.invalidate(error)
         raise OperationalError(None, None, error, connection_invalidated=True) from error
@@ -97,6 +98,11 @@ def abort(connection: Connection) -> None:
                 twin.shutdown(socket.SHUT_RDWR)
         elif connection.dialect.has_terminate:
             connection.dialect.do_terminate(pooled.dbapi_connection)
+
+
+def begins_read_committed(connection: Connection) -> bool:
+    """Return whether transactions begin at READ COMMITTED, as far as SQLAlchemy knows without asking the server."""
+    return connection.get_execution_options().get("isolation_level", connection.default_isolation_level) in COMMITTED
 
 
 def shares_one_connection(pool: Any) -> bool:

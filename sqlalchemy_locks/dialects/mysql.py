@@ -15,7 +15,7 @@ from sqlalchemy.ext.compiler import compiles
 
 from sqlalchemy_locks.dialects.base import IDLE, Backend, Server
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
-from sqlalchemy_locks.dialects.connections import set_read_committed
+from sqlalchemy_locks.dialects.connections import set_level
 from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
 from sqlalchemy_locks.sql.clock import (
     Elapsed,
@@ -166,10 +166,9 @@ class MySQL(Backend):
         if connection.in_transaction():
             connection.rollback()  # a listener of the app's has read something
         if self.autocommit(connection):
-            set_read_committed(connection)
-            transaction = connection.begin()
-        else:
-            transaction = self._begin_read_committed(connection)
+            # until it returns to the pool, which restores autocommit, and no level of the session
+            set_level(connection, connection.default_isolation_level)
+        transaction = self._begin_read_committed(connection)
         # the server's variable still has the session's level, so the connection has to remember this one
         connection.execution_options(locks_read_committed=True)
         return transaction

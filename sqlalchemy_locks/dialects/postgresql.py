@@ -16,7 +16,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
 from sqlalchemy_locks.dialects.base import IDLE, Backend, Server
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
-from sqlalchemy_locks.dialects.connections import set_read_committed
+from sqlalchemy_locks.dialects.connections import begins_read_committed, set_level
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
 from sqlalchemy_locks.sql.elements import HeldKeys
 
@@ -175,23 +175,26 @@ class PostgreSQL(Backend):
         yugabytedb = re.search(r"-YB-([\d.]*)", row.version)
         # a pooler sends each client the id of a process that doesn't exist; it doesn't say in which mode it is
         pid = initial_server_pid(connection.connection.driver_connection)
-        options, engine_options = connection.get_execution_options(), connection.engine.get_execution_options()
-        of_engine = options.get("isolation_level") == engine_options.get("isolation_level")
         return Server(
             yugabytedb=None if yugabytedb is None else yugabytedb[1],
             pooled=pid is not None and pid != row.pid,
-            begins_read_committed=of_engine and row.level == _READ_COMMITTED,
+            begins_read_committed=row.level == _READ_COMMITTED,
             autocommits_read_committed=row.default_level == _READ_COMMITTED,
         )
 
     def begin(
         self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
     ) -> RootTransaction:
-        begun = connection.get_transaction()
+        # copies of an engine share its server, and have levels of their own
+        read_committed = server.begins_read_committed and begins_read_committed(connection)
+        set_read_committed = not read_committed or self.autocommit(connection)
+        begun = connection.get_transaction()  # by a listener of the app's, of engine_connect
         if begun is not None:
-            return begun  # a listener of the app's, of engine_connect, has begun
-        if (not server.begins_read_committed or self.autocommit(connection)) and self._is_idle(connection):
-            set_read_committed(connection)
+            if not set_read_committed:
+                return begun
+            connection.rollback()  # the level of an open transaction can't be set
+        if set_read_committed and self._is_idle(connection):
+            set_level(connection, "READ COMMITTED")
         return connection.begin()
 
     def allows_autocommit(self, connection: Connection, server: Server) -> bool:

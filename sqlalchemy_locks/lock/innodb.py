@@ -26,7 +26,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, translated
 from sqlalchemy_locks.core.side_connection import side_connection, side_options
-from sqlalchemy_locks.dialects.checks import COMMITTED
+from sqlalchemy_locks.dialects.connections import begins_read_committed
 from sqlalchemy_locks.errors import LockTimeout, MustRollback, PoolTimeout
 from sqlalchemy_locks.lock.key_locks import LOCK_KEY, KeyLocks, LockMode
 from sqlalchemy_locks.sql.clock import SecondsAgo
@@ -137,7 +137,7 @@ def _lock_present(
     """
     at_any_level = at_any_level or execution.read_committed
     statement = _look(execution.context.tables.locked_keys, shared, nowait, at_any_level)
-    if not (at_any_level or _begins_read_committed(execution.connection)):
+    if not (at_any_level or begins_read_committed(execution.connection)):
         # without a table: on MariaDB a table's mere name makes the snapshot of a SERIALIZABLE transaction
         row: Any = execution.execute(_settings, {}).one()
         if row.writable and not row.read_committed:
@@ -146,11 +146,6 @@ def _lock_present(
     if not row.writable:
         raise execution.backend.not_writable()
     return row
-
-
-def _begins_read_committed(connection: Connection) -> bool:
-    """Return whether transactions begin at READ COMMITTED, as far as SQLAlchemy knows without asking the server."""
-    return connection.get_execution_options().get("isolation_level", connection.default_isolation_level) in COMMITTED
 
 
 def _commit_row(execution: Execution, key: int) -> bool:

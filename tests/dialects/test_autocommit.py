@@ -76,10 +76,13 @@ def test_locks_of_an_engine_in_autocommit(engine_to: MakeEngine, name: str, driv
     engine = engine_to(name, driver, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=0)
     other = engine_to(name)
     locks, key = sl.Locks(engine), unused()
+    with engine.connect() as connection:
+        level = connection.get_isolation_level()
     for timeout in (None, 0, 5):
         with locks.exclusive(key, timeout=timeout), other.connect() as connection:
             assert connection.scalar(sl.lock.try_exclusive(key)) is False
         with engine.connect() as connection:
+            assert connection.get_isolation_level() == level
             with pytest.raises(sl.Unsupported):
                 connection.execute(sl.lock.exclusive(key))
     assert locks.run(sl.lock.create(unused())) >= 0

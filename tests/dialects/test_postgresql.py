@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, text
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, event, select, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
@@ -72,6 +72,39 @@ def test_locks_take_it_at_read_committed_whatever_the_app_uses(engine_to: MakeEn
         with engine.connect() as connection:
             assert connection.scalar(text("SHOW transaction_isolation")) == level.lower()
     locks.run(sl.lock.create(key))
+
+
+def copied(engine: Engine, level: str) -> Engine:
+    with sl.Locks(engine).exclusive(unused()):
+        return engine.execution_options(isolation_level=level)
+
+
+def begun_by_a_listener(engine: Engine, level: str) -> Engine:
+    copy = engine.execution_options(isolation_level=level)
+    event.listen(copy, "engine_connect", lambda connection: connection.scalar(select(1)))
+    return copy
+
+
+def first_used_at_another_level(engine: Engine, level: str) -> Engine:
+    copy = engine.execution_options(isolation_level=level)
+    with copy.connect() as connection:
+        connection.execution_options(isolation_level="READ COMMITTED").execute(sl.lock.exclusive(unused()))
+    return copy
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+@pytest.mark.parametrize("level", ["REPEATABLE READ", "AUTOCOMMIT"])
+@pytest.mark.parametrize("begun", [copied, begun_by_a_listener, first_used_at_another_level])
+def test_locks_begin_at_read_committed_however_the_engine_was_used(
+    engine_to: MakeEngine, driver: str, level: str, begun: Any
+) -> None:
+    engine, key = begun(engine_to("postgresql15", driver, pool_size=1, max_overflow=0), level), unused()
+    with sl.Locks(engine).exclusive(key) as held, engine_to("postgresql15").connect() as other:
+        assert held.session.scalar(text("SHOW transaction_isolation")) == "read committed"
+        assert other.scalar(sl.lock.try_exclusive(key)) is False
+    with engine.connect() as connection:
+        raw: Any = connection.connection.dbapi_connection
+        assert raw.autocommit is (level == "AUTOCOMMIT")
 
 
 def read_only(engine: Engine) -> Engine:

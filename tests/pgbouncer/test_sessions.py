@@ -8,7 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import NullPool, text
+from sqlalchemy import NullPool, create_engine, text
 
 import sqlalchemy_locks as sl
 from tests.fixtures.parties import PATIENCE, async_connected, connected, later, until, unused
@@ -137,3 +137,11 @@ def test_worker_listens_in_session_mode(through: Any) -> None:
         finally:
             worker.stop()
             running.result(PATIENCE)
+
+
+def test_no_limit_is_set_on_a_session_of_others(servers: Any) -> None:
+    engine = create_engine(servers.pooled("psycopg2"), isolation_level="AUTOCOMMIT")
+    operation = sl.Mutex().set_retries("none", 3).execution_options(locks_wait=7)
+    with engine.connect() as connection, pytest.raises(sl.Unsupported, match="locks_wait in autocommit"):
+        connection.execute(operation)
+    engine.dispose()
