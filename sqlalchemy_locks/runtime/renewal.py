@@ -175,7 +175,7 @@ class Renewer(Protocol):
     """Renews leases in the database; each method is called by one thread or task at a time."""
 
     def renew_batch(self, grants: list[Grant]) -> Collection[str]:
-        """Return the external ids of those that were renewed; the others are locked, or not held."""
+        """Return the tokens of those that were renewed; the others are locked, or not held."""
         ...
 
     def renew_alone(self, grant: Grant, ttl: float) -> bool:
@@ -260,7 +260,7 @@ class RenewalSchedule:
                 lease.postpone()
         else:
             for lease in leases:
-                if lease.grant.external_id in renewed:
+                if lease.grant.token in renewed:
                     lease.confirm(asked_at)
                 else:
                     lease.alone = True

@@ -27,7 +27,7 @@ class Answers:
         answer = self._batches.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return [grant.external_id for grant in grants] if answer is True else []
+        return [str(grant.token) for grant in grants] if answer is True else []
 
     def renew_alone(self, grant: sl.Grant, ttl: float) -> bool:
         self.asked += 1
@@ -37,7 +37,7 @@ class Answers:
 
 
 def lease(ttl: float = 3600) -> RenewableLease:
-    grant = sl.Grant(external_id="one", acquired=True, state="ACQUIRED", permits={"room": 1})
+    grant = sl.Grant(external_id="one", acquired=True, state="ACQUIRED", permits={"room": 1}, token="1")
     return RenewableLease(grant, LostEvent(ttl, clock()), clock())
 
 
