@@ -80,6 +80,18 @@ def test_id_is_granted_again_unless_its_block_has_ended_well(name: str, end: str
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
+def test_id_is_granted_again_if_its_block_raised_that_it_was_lost(name: str, engine_to: MakeEngine) -> None:
+    """The replies to its renewals were lost, and its release comes before its time has run out on the server."""
+    engine = engine_to(name)
+    locks, room, ident = sl.Locks(engine), made(engine, 1), unused("request")
+    with pytest.raises(sl.LockLost, match="could not be renewed in time"), block(locks, room, ident) as lost:
+        lost.lost.deadline = clock()
+    assert held(engine, room) == 0
+    with block(locks, room, ident) as grant:
+        grant.check()
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
 def test_one_of_concurrent_callers_enters(name: str, engine_to: MakeEngine) -> None:
     """Each caller has an engine of its own, as another process would; the capacity suffices for all of them."""
     engine = engine_to(name)
