@@ -198,7 +198,9 @@ def test_collected_block_is_not_renewed(name: str, engine_to: MakeEngine) -> Non
 
 
 @everywhere
-def test_block_that_was_granted_its_id_does_not_renew_a_lost_one(face: str, servers: Any, engine_to: MakeEngine) -> None:
+def test_block_that_was_granted_its_id_does_not_renew_a_lost_one(
+    face: str, servers: Any, engine_to: MakeEngine
+) -> None:
     """Both are renewed by the same timer, in the same batch."""
     engine = engine_to(FACES[face][0])
     room, ident, other = made(engine, 2), unused("request"), sl.Locks(engine)
