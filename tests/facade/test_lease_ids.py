@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import column, event, table, text, update
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
 from sqlalchemy_locks.runtime.renewal import clock
 from tests.conftest import Servers
 from tests.faults.drivers import clear, through_a_proxy
@@ -182,6 +183,30 @@ def test_lost_reply_at_the_head_of_the_queue_is_no_other_caller(
         assert not replayed
         # its time counts from the attempt whose reply was lost
         assert deadline <= lost_at[0] + 3600
+        assert held(engine, room) == 0
+
+
+def test_time_of_a_late_attempt_counts_from_when_it_was_sent(
+    servers: Servers, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is granted while its caller waits in a queue, and recognized only when that attempts again."""
+    direct = sl.Locks(engine_to("postgresql15"))
+    wait_for, granted_at = SemaphoreWaiter._wait_for, list[float]()
+
+    def after_late_attempt(waiter: SemaphoreWaiter, name: str) -> sl.Grant | str:
+        direct.release(blocker)
+        assert direct._semaphores.permits.run(waiter._request, waiter._nonce).acquired
+        granted_at.append(clock())
+        return wait_for(waiter, name)
+
+    with through_a_proxy(servers, "postgresql15", "psycopg2", **clear("psycopg2")) as (engine, proxy):
+        room = made(engine, 1)
+        blocker = direct.acquire({room: 1}, ttl=3600)
+        monkeypatch.setattr(SemaphoreWaiter, "_wait_for", after_late_attempt)
+        proxy.lose_answer(b"semaphore_acquire")
+        with sl.Locks(engine).semaphore(room, ttl=3600, timeout=PATIENCE) as grant:
+            assert (proxy.losses, grant.replayed, held(engine, room)) == (1, False, 1)
+            assert grant.lost.deadline <= granted_at[0] + 3600 * 0.95
         assert held(engine, room) == 0
 
 
