@@ -231,9 +231,11 @@ class RenewalSchedule:
 
     def renew_passed_over(self) -> bool:
         """Renew one of the leases that the batches have passed over; return whether there was one."""
-        lease = next((lease for lease in self._all() if lease.alone), None)
-        if lease is None:
+        passed_over = [lease for lease in self._all() if lease.alone]
+        if not passed_over:
             return False
+        # one whose row stayed locked is due later than those that were not tried yet
+        lease = min(passed_over, key=lambda lease: lease.due)
         try:
             self._renew_alone(lease)
         finally:

@@ -83,6 +83,26 @@ def test_what_a_batch_passes_over_is_asked_for_alone(alone: str) -> None:
     assert not schedule.passed_over()
 
 
+def test_rows_that_stay_locked_keep_no_other_lease_waiting() -> None:
+    """Each is tried alone once, before one of them is tried again."""
+    leases, tried = [lease() for _ in range(20)], list[sl.Grant]()
+
+    class Locked(Answers):
+        def renew_alone(self, grant: sl.Grant, ttl: float) -> bool:
+            tried.append(grant)
+            raise sl.LockTimeout("its row stays locked")
+
+    schedule = RenewalSchedule(Locked())
+    for held in leases:
+        schedule.add(held)
+        held.due = clock()
+    for _ in leases:
+        for held in leases:
+            held.alone = True  # the next batch has passed it over
+        schedule.renew_passed_over()
+    assert len(set(map(id, tried))) == len(leases)
+
+
 @pytest.mark.parametrize("gone", ["its block has ended", "its time has run out"])
 def test_lease_that_is_over_is_not_renewed(gone: str) -> None:
     """The engine may have been disposed of already, and a connection opened now would never be closed."""
