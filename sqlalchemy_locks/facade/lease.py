@@ -229,8 +229,10 @@ class LeaseContext:
                 raise self._lost_error(grant, lost)
             return
         held, outcome = not lost, error
+        # a block that raises because of its loss has not ended well: its id can be granted again
+        ended_by = error if held or error is not None else self._lost_error(grant, lost)
         try:
-            if self._release(grant, error) is not Released.RELEASED:
+            if self._release(grant, ended_by) is not Released.RELEASED:
                 lost.set("it had been released or swept when its block ended")
                 held = False
             if not held:

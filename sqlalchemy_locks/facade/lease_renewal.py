@@ -31,7 +31,7 @@ class LeaseRenewer:
         self._runner: OperationRunner | None = None
 
     def renew_batch(self, grants: list[Grant]) -> Collection[str]:
-        """Return the external ids of those that were renewed; the others are locked, or not held."""
+        """Return the tokens of those that were renewed; the others are locked, or not held."""
         renewed: Collection[str] = self._run(renew_batch(grants), None)
         return renewed
 
@@ -72,6 +72,9 @@ class LeaseTimers:
         loop = asyncio.get_running_loop()
         task = self._tasks.get(loop)
         if task is None:
-            task = RenewalTask(LeaseRenewer(self._locks), lambda: self._tasks.pop(loop, None))
-            self._tasks[loop] = task
+            task = self._tasks[loop] = RenewalTask(LeaseRenewer(self._locks), lambda: self._forget(loop, task))
         return task
+
+    def _forget(self, loop: asyncio.AbstractEventLoop, task: RenewalTask | None) -> None:
+        if self._tasks.get(loop) is task:
+            del self._tasks[loop]

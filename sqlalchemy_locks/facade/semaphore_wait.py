@@ -344,8 +344,8 @@ class SemaphoreWaiter:
         self._late_attempt = True
 
     def _note_attempt(self) -> None:
-        # an unanswered attempt may have been granted: its time to live began then
-        if not self._unanswered:
+        # an unanswered attempt may have been granted, or be granted late: its time to live began then
+        if not (self._unanswered or self._late_attempt):
             self.asked_at = clock()
 
     def _is_transient(self, error: DBAPIError) -> bool:

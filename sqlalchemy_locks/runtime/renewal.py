@@ -175,7 +175,7 @@ class Renewer(Protocol):
     """Renews leases in the database; each method is called by one thread or task at a time."""
 
     def renew_batch(self, grants: list[Grant]) -> Collection[str]:
-        """Return the external ids of those that were renewed; the others are locked, or not held."""
+        """Return the tokens of those that were renewed; the others are locked, or not held."""
         ...
 
     def renew_alone(self, grant: Grant, ttl: float) -> bool:
@@ -231,9 +231,11 @@ class RenewalSchedule:
 
     def renew_passed_over(self) -> bool:
         """Renew one of the leases that the batches have passed over; return whether there was one."""
-        lease = next((lease for lease in self._all() if lease.alone), None)
-        if lease is None:
+        passed_over = [lease for lease in self._all() if lease.alone]
+        if not passed_over:
             return False
+        # one whose row stayed locked is due later than those that were not tried yet
+        lease = min(passed_over, key=lambda lease: lease.due)
         try:
             self._renew_alone(lease)
         finally:
@@ -260,7 +262,7 @@ class RenewalSchedule:
                 lease.postpone()
         else:
             for lease in leases:
-                if lease.grant.external_id in renewed:
+                if lease.grant.token in renewed:
                     lease.confirm(asked_at)
                 else:
                     lease.alone = True

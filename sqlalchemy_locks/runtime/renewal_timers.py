@@ -192,6 +192,7 @@ class RenewalTask:
             await greenlet_spawn(pool.dispose)
 
     async def _cancel(self) -> None:
+        self._on_end()  # a block that is entered meanwhile needs a task that goes on
         for task in (self._passed_over, self._task):
             if task is not None:
                 task.cancel()

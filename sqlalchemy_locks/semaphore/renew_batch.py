@@ -31,7 +31,7 @@ def _statements(tables: Tables) -> _Statements:
     chosen = request.c.id.in_(bindparam("ids", expanding=True, type_=BigInteger()))
     lasting = or_(request.c.ttl_seconds.is_(None), expiry(request) > Now())
     return _Statements(
-        select_requests=select(request.c.id, request.c.external_id).where(
+        select_requests=select(request.c.id, request.c.token).where(
             request.c.external_id.in_(bindparam("external_ids", expanding=True, type_=String())),
             request.c.token.in_(bindparam("tokens", expanding=True, type_=String())),
         ),
@@ -54,7 +54,7 @@ class RenewBatch(SemaphoreImpl):
         statements = _statements(execution.context.tables)
         names = {name: execution.values[name] for name in ("external_ids", "tokens")}
         rows = execution.execute(statements.select_requests, names)
-        requests: dict[int, str] = {row.id: row.external_id for row in rows}
+        requests: dict[int, str] = {row.id: row.token for row in rows}
         if not requests:
             return frozenset()
         # what is held while it is locked stays held: only its lock's holder could end it, although its time runs out
@@ -68,7 +68,9 @@ _RENEW_BATCH = RenewBatch()
 
 
 def renew_batch(grants: Iterable[Grant]) -> Operation[Any]:
-    """Restart the time to live of grants; the value is the external ids of those that were renewed.
+    """Restart the time to live of grants; the value is the tokens of those that were renewed.
+
+    Not their ids, which a request that is lost may share with a later one.
 
     One that isn't among them is locked by others, or held no longer: only :func:`renew` can tell. For a transaction of
     its own at READ COMMITTED.

@@ -12,6 +12,7 @@ from sqlalchemy import event, text
 from sqlalchemy.util import await_only
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.runtime import renewal_timers
 from tests.faults.drivers import clear
 from tests.faults.proxy import Proxy
 from tests.fixtures.engines import MakeEngine
@@ -72,6 +73,50 @@ def test_an_exit_waits_for_a_renewal_under_way(place: str, servers: Any) -> None
             return len(cancelled)
 
     assert asyncio.run(main()) == 0
+
+
+@pytest.mark.parametrize("place", [place for place in ASYNC if not place.startswith("sqlite")])
+def test_block_that_is_entered_while_the_last_renewal_is_cancelled_is_renewed(
+    place: str, servers: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewal_timers, "_RENEWAL_END", 0.01)
+    name, driver = ASYNC[place]
+
+    async def main() -> None:
+        async with async_connected(installed(servers, name, driver)) as engine:
+            begun, cancelled, over = asyncio.Event(), asyncio.Event(), asyncio.Event()
+            app = set[Any]()
+
+            @event.listens_for(engine.sync_engine, "before_cursor_execute")
+            def slowly(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
+                if "renewed_at" in statement and asyncio.current_task() not in app and not begun.is_set():
+                    begun.set()
+                    try:
+                        await_only(asyncio.sleep(PATIENCE))
+                    except asyncio.CancelledError:
+                        cancelled.set()
+                        await_only(over.wait())
+                        raise
+
+            async def first() -> None:
+                app.add(asyncio.current_task())
+                async with locks.lease(unused("lease"), ttl=3600):
+                    due(locks)
+                    await begun.wait()
+
+            locks = sl.AsyncLocks(engine)
+            app.add(asyncio.current_task())
+            ending = asyncio.create_task(first())
+            await cancelled.wait()
+            async with locks.lease(unused("lease"), ttl=3600) as grant:
+                over.set()
+                await ending
+                before = grant.lost._lost.deadline
+                due(locks)
+                while grant.lost._lost.deadline == before:
+                    await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
 @pytest.mark.parametrize("place", ASYNC)

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import column, event, table, text, update
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
 from sqlalchemy_locks.runtime.renewal import clock
 from tests.conftest import Servers
 from tests.faults.drivers import clear, through_a_proxy
@@ -77,6 +78,18 @@ def test_id_is_granted_again_unless_its_block_has_ended_well(name: str, end: str
             refused(locks, room, ident, sl.RequestHeld)
     assert held(engine, room) == 0
     refused(locks, room, ident, sl.RequestOver)
+
+
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_id_is_granted_again_if_its_block_raised_that_it_was_lost(name: str, engine_to: MakeEngine) -> None:
+    """The replies to its renewals were lost, and its release comes before its time has run out on the server."""
+    engine = engine_to(name)
+    locks, room, ident = sl.Locks(engine), made(engine, 1), unused("request")
+    with pytest.raises(sl.LockLost, match="could not be renewed in time"), block(locks, room, ident) as lost:
+        lost.lost.deadline = clock()
+    assert held(engine, room) == 0
+    with block(locks, room, ident) as grant:
+        grant.check()
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
@@ -170,6 +183,30 @@ def test_lost_reply_at_the_head_of_the_queue_is_no_other_caller(
         assert not replayed
         # its time counts from the attempt whose reply was lost
         assert deadline <= lost_at[0] + 3600
+        assert held(engine, room) == 0
+
+
+def test_time_of_a_late_attempt_counts_from_when_it_was_sent(
+    servers: Servers, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is granted while its caller waits in a queue, and recognized only when that attempts again."""
+    direct = sl.Locks(engine_to("postgresql15"))
+    wait_for, granted_at = SemaphoreWaiter._wait_for, list[float]()
+
+    def after_late_attempt(waiter: SemaphoreWaiter, name: str) -> sl.Grant | str:
+        direct.release(blocker)
+        assert direct._semaphores.permits.run(waiter._request, waiter._nonce).acquired
+        granted_at.append(clock())
+        return wait_for(waiter, name)
+
+    with through_a_proxy(servers, "postgresql15", "psycopg2", **clear("psycopg2")) as (engine, proxy):
+        room = made(engine, 1)
+        blocker = direct.acquire({room: 1}, ttl=3600)
+        monkeypatch.setattr(SemaphoreWaiter, "_wait_for", after_late_attempt)
+        proxy.lose_answer(b"semaphore_acquire")
+        with sl.Locks(engine).semaphore(room, ttl=3600, timeout=PATIENCE) as grant:
+            assert (proxy.losses, grant.replayed, held(engine, room)) == (1, False, 1)
+            assert grant.lost.deadline <= granted_at[0] + 3600 * 0.95
         assert held(engine, room) == 0
 
 

@@ -195,3 +195,26 @@ def test_collected_block_is_not_renewed(name: str, engine_to: MakeEngine) -> Non
     with locks.lease(lease, timeout=PATIENCE) as grant:
         assert grant.fence == {lease: 2}
     until(lambda: not renewers())
+
+
+@everywhere
+def test_block_that_was_granted_its_id_does_not_renew_a_lost_one(
+    face: str, servers: Any, engine_to: MakeEngine
+) -> None:
+    """Both are renewed by the same timer, in the same batch."""
+    engine = engine_to(FACES[face][0])
+    room, ident, other = made(engine, 2), unused("request"), sl.Locks(engine)
+    with locks_of(face, servers) as locks:
+        first = locks.semaphore(room, ttl=3600, external_id=ident)
+        lost_grant = first.__enter__()
+        assert other.release(ident) is sl.Released.RELEASED
+        assert other.run(sl.semaphore.clean(older_than=0)) >= 1
+        with locks.semaphore(room, ttl=3600, external_id=ident) as grant:
+            before = deadline(lost_grant)
+            renew_all(locks, [grant])
+            assert deadline(lost_grant) == before
+            until(lambda: lost(lost_grant))
+            assert not lost(grant)
+            with pytest.raises(sl.LockLost):
+                first.__exit__(None, None, None)
+            grant.check()

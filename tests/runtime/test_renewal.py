@@ -27,7 +27,7 @@ class Answers:
         answer = self._batches.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return [grant.external_id for grant in grants] if answer is True else []
+        return [str(grant.token) for grant in grants] if answer is True else []
 
     def renew_alone(self, grant: sl.Grant, ttl: float) -> bool:
         self.asked += 1
@@ -37,7 +37,7 @@ class Answers:
 
 
 def lease(ttl: float = 3600) -> RenewableLease:
-    grant = sl.Grant(external_id="one", acquired=True, state="ACQUIRED", permits={"room": 1})
+    grant = sl.Grant(external_id="one", acquired=True, state="ACQUIRED", permits={"room": 1}, token="1")
     return RenewableLease(grant, LostEvent(ttl, clock()), clock())
 
 
@@ -81,6 +81,26 @@ def test_what_a_batch_passes_over_is_asked_for_alone(alone: str) -> None:
     assert (bool(held.lost), held.lost.deadline > before) == (alone == "not held", alone == "held")
     assert list(schedule.leases) == ([] if alone == "not held" else [held])
     assert not schedule.passed_over()
+
+
+def test_rows_that_stay_locked_keep_no_other_lease_waiting() -> None:
+    """Each is tried alone once, before one of them is tried again."""
+    leases, tried = [lease() for _ in range(20)], list[sl.Grant]()
+
+    class Locked(Answers):
+        def renew_alone(self, grant: sl.Grant, ttl: float) -> bool:
+            tried.append(grant)
+            raise sl.LockTimeout("its row stays locked")
+
+    schedule = RenewalSchedule(Locked())
+    for held in leases:
+        schedule.add(held)
+        held.due = clock()
+    for _ in leases:
+        for held in leases:
+            held.alone = True  # the next batch has passed it over
+        schedule.renew_passed_over()
+    assert len(set(map(id, tried))) == len(leases)
 
 
 @pytest.mark.parametrize("gone", ["its block has ended", "its time has run out"])
