@@ -17,7 +17,7 @@ from sqlalchemy_locks.workers.state import WorkerState
 from tests import servers as real
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import PATIENCE, connected, seen, until
-from tests.fixtures.queues import put
+from tests.fixtures.queues import put, silenced
 from tests.fixtures.worker_states import beat, counts, finish_all, queue, running, state_of
 
 CAPTURE, COMPLETE, FAIL = "processing_host=", "completed_at=", "failed_at=CASE"
