@@ -58,6 +58,10 @@ class RunningJob:
         """Whether its last attempt ended with its worker, which it may have killed."""
         return bool(self._value("error") == STALLED)
 
+    @property
+    def _row(self) -> Any:
+        return _row(tuple(self._jobs.keys), tuple(self))
+
     def _value(self, role: str) -> Any:
         """Return what the row has in the column of a role."""
         return self._values[self._jobs.indexes[role]]
@@ -79,10 +83,9 @@ class RunningJob:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        try:
-            return self._values[self._jobs.keys[name]]
-        except KeyError:
-            raise AttributeError(name) from None
+        if (index := self._jobs.keys.get(name)) is not None:
+            return self._values[index]
+        return getattr(self._row, name)  # what SQLAlchemy's rows have, such as _mapping
 
     def __getitem__(self, index: Any) -> Any:
         return tuple(self)[index]
@@ -97,7 +100,7 @@ class RunningJob:
         return _row, (tuple(self._jobs.keys), tuple(self))  # another process gets the row
 
     def __repr__(self) -> str:
-        return repr(_row(tuple(self._jobs.keys), tuple(self)))
+        return repr(self._row)
 
 
 def _row(keys: tuple[str, ...], values: tuple[Any, ...]) -> Any:

@@ -12,12 +12,11 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, String, TypeDecorator, event, select, text, update
+from sqlalchemy import Engine, String, TypeDecorator, event, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import build_context
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.parties import PATIENCE, until
 from tests.fixtures.queues import KINDS, MakeEngine, put, silenced
@@ -353,7 +352,7 @@ def test_a_job_that_was_taken_is_lost(lite: Engine) -> None:
     with running(sl.Worker(queue, handler, bind=lite, concurrency=2, heartbeat=0.1, stalled_after=60, poll=0.05)):
         assert begun.wait(PATIENCE)
         with lite.begin() as connection:
-            job = build_context(connection.dialect, {}).tables.job
-            connection.execute(update(job).values(heartbeat_at=None, started_at=None))  # as a sweep does
+            silenced(connection)
+            assert connection.scalar(queue.requeue_stalled(3600)) == 1
         until(lambda: len(lost) == 2)
     assert lost == [False, True]

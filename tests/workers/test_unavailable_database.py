@@ -6,20 +6,18 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, select, text, update
+from sqlalchemy import Engine, create_engine, event, text
 from sqlalchemy.exc import OperationalError
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.workers.state import WorkerState
 from tests import servers as real
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import PATIENCE, connected, seen, until
-from tests.fixtures.queues import put
+from tests.fixtures.queues import put, silenced
 from tests.fixtures.worker_states import beat, counts, finish_all, queue, running, state_of
 
 CAPTURE, COMPLETE, FAIL = "processing_host=", "completed_at=", "failed_at=CASE"
@@ -41,14 +39,9 @@ def refusing(engine: Engine, *parts: str) -> Iterator[None]:
 
 
 def age_heartbeats(engine: Engine, state: WorkerState) -> None:
-    """Set the last heartbeat of the jobs to an hour ago."""
+    """Set the last heartbeat of the worker, and the captures of its jobs, to years ago; then it sends one."""
     with engine.begin() as connection:
-        job = build_context(connection.dialect, {}).tables.job
-        for id, last in connection.execute(select(job.c.internal_id, job.c.heartbeat_at)).all():
-            if last is not None:
-                connection.execute(
-                    update(job).where(job.c.internal_id == id).values(heartbeat_at=last - timedelta(hours=1))
-                )
+        silenced(connection)
     beat(state)
 
 

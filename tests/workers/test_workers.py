@@ -97,13 +97,9 @@ def age_heartbeats(engine: Engine, *workers: Process) -> None:
     for _ in range(1000):
         try:
             with engine.begin() as connection:
-                job = build_context(connection.dialect, {}).tables.job
-                of_these = or_(*(job.c.processing_host.startswith(f"{worker.pid}:") for worker in workers))
-                # by the primary key: a locking search doesn't end while workers go on
-                running = connection.execute(select(job.c.internal_id).where(of_these, job.c.heartbeat_at.is_not(None)))
-                ids = running.scalars().all()
-                silent = update(job).where(job.c.internal_id.in_(ids), of_these, job.c.heartbeat_at.is_not(None))
-                connection.execute(silent.values(heartbeat_at=a_day_ago))
+                worker = build_context(connection.dialect, {}).tables.worker
+                of_these = or_(*(worker.c.host.startswith(f"{each.pid}:") for each in workers))
+                connection.execute(update(worker).where(of_these).values(heartbeat_at=a_day_ago))
             return
         except DBAPIError as error:
             if not backend_for(engine.dialect).transient(error):
