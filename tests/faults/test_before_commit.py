@@ -41,7 +41,7 @@ def test_block_raises_lock_lost(engine_to: MakeEngine, watch: Callable[[str], Wa
     """Only its user can do the work again."""
     engine, watched = engine_to(name, driver), watch(name)
     with dying(engine, watched) as cut:
-        with pytest.raises(sl.LockLost, match="nothing that was done in it is committed$") as raised:
+        with pytest.raises(sl.LockLost, match="nothing that was done in it after that is committed$") as raised:
             with sl.Locks(engine).exclusive(unused()) as lock:
                 mine = lock.session.scalar(text(backend_statement(name)))
     assert type(raised.value) is sl.LockLost
@@ -62,7 +62,7 @@ def test_operation_that_dies_at_each_attempt_raises_lock_lost(
             watched.kill(killed[-1])
 
     event.listen(engine, "after_cursor_execute", after)
-    with pytest.raises(sl.LockLost, match="nothing that was done in it is committed$") as raised:
+    with pytest.raises(sl.LockLost, match="nothing that was done in it after that is committed$") as raised:
         sl.Locks(engine).run(sl.semaphore.acquire({sem: 1}))
     event.remove(engine, "after_cursor_execute", after)
     assert type(raised.value) is sl.LockLost
