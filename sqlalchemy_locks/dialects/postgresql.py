@@ -17,7 +17,7 @@ from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (regist
 from sqlalchemy_locks.dialects.base import IDLE, Backend, Server
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import begins_read_committed, set_level
-from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, StaleSnapshot, Unsupported
+from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, OutcomeUnknown, StaleSnapshot, Unsupported
 from sqlalchemy_locks.sql.elements import HeldKeys
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
@@ -217,6 +217,12 @@ class PostgreSQL(Backend):
         try:
             raw.autocommit = begun = True
             yield
+            if not self._is_idle(connection):  # psycopg2 commits nothing in autocommit
+                raise OutcomeUnknown(
+                    "a listener of the app's began a transaction around a statement in autocommit, which nothing "
+                    "commits: the statement is rolled back, unless it was executed before that; begin none in "
+                    "before_cursor_execute or after_cursor_execute"
+                )
         except DBAPIError as error:
             if _PLAN_CHANGED in str(error.orig):
                 connection.invalidate()  # psycopg prepares its statements again after a ROLLBACK only

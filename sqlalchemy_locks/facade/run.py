@@ -131,8 +131,12 @@ class OperationRunner:
             deadline = None if execution.wait is None else began + execution.wait
             # a wait that is not sent along is set before the statement, and restored after it
             bounded = deadline is not None and not impl.sends_wait
-            alone = not (short or in_session or bounded) and impl.statement(execution.context) is not None
-            value = run_alone(execution, deadline) if alone else None
+            one_statement = not (short or in_session or bounded) and impl.statement(execution.context) is not None
+            backend = execution.backend
+            in_autocommit = one_statement and backend.allows_autocommit(connection, execution.server)
+            # elsewhere at the app's level, where a statement that writes reads the latest rows at each
+            alone = in_autocommit or (one_statement and (backend.stale_reads or backend.single_writer))
+            value = run_alone(execution, deadline, in_autocommit) if alone else None
         except BaseException as error:
             return_to_pool(connection, error)
             raise
@@ -185,15 +189,15 @@ class OperationRunner:
         return value
 
 
-def run_alone(execution: Execution, deadline: float | None) -> Any:
+def run_alone(execution: Execution, deadline: float | None, in_autocommit: bool) -> Any:
     """Run an operation of one statement: in the driver's autocommit where that is free, else in a plain transaction.
 
     :param deadline: when COMMIT must be done, where it can wait.
+    :param in_autocommit: the driver's autocommit is free.
     :raises LockTimeout: when it was not; it is rolled back.
     :raises OutcomeUnknown: when the connection died after the statement, or its COMMIT, was sent.
     """
     connection, backend = execution.connection, execution.backend
-    in_autocommit = backend.allows_autocommit(connection, execution.server)
     #: the statement commits by itself; what was sent last commits
     commits = final = in_autocommit or backend.autocommit(connection)
     execution.in_autocommit = in_autocommit

@@ -235,6 +235,8 @@ def test_settings_of_the_app_are_restored(
     how: str,
     one_connection: Callable[..., Engine],
 ) -> None:
+    if how == "event" and name in ("postgresql15", "yugabytedb"):
+        pytest.skip("SQLAlchemy restores the level of the engine: a level belongs there")
     level = {"option": "SERIALIZABLE", "event": None, "autocommit": "AUTOCOMMIT"}[how]
     engine = one_connection(servers.installed(name, driver), **({"isolation_level": level} if level else {}))
     if how == "event":

@@ -81,7 +81,7 @@ BEGIN
   BEGIN
     -- A request that gives the keys of the semaphores' queues must not overtake the waiters.
     FOR i IN 1 .. coalesce(cardinality(queue_keys), 0) LOOP
-      -- Waiters for permits hold this lock or wait for it: the try fails in both cases. On YugabyteDB they poll instead.
+      -- Waiters for permits hold this lock or wait for it: the try fails in both cases. On YugabyteDB they poll.
       IF strpos(version(), '-YB-') = 0 AND NOT pg_try_advisory_xact_lock_shared(queue_keys[i]) THEN
         exhausted := exhausted || names[i];
       END IF;
