@@ -215,34 +215,34 @@ class PostgreSQL(Backend):
         errors = connection.dialect.loaded_dbapi.Error
         autocommit, begun, restored = raw.autocommit, False, False
         try:
-            raw.autocommit = begun = True
-            yield
-            if not self._is_idle(connection):  # psycopg2 commits nothing in autocommit
-                raise OutcomeUnknown(
-                    "a listener of the app's began a transaction around a statement in autocommit, which nothing "
-                    "commits: the statement is rolled back, unless it was executed before that; begin none in "
-                    "before_cursor_execute or after_cursor_execute"
-                )
-        except DBAPIError as error:
-            if _PLAN_CHANGED in str(error.orig):
-                connection.invalidate()  # psycopg prepares its statements again after a ROLLBACK only
-            raise
-        except errors as error:
-            if begun:
-                raise
-            raise OperationalError(None, None, error, connection_invalidated=True) from error
-        finally:
-            # whatever is raised, it must never go back to the app in autocommit
             try:
-                if not connection.invalidated:
-                    connection.rollback()  # SQLAlchemy's own view: nothing is open on the server
-                    raw.autocommit = autocommit
-                    restored = True
-            except (DBAPIError, errors) as error:
-                connection.invalidate(error)  # the reply has been read, or there is an error that says more
+                raw.autocommit = begun = True
+                yield
+                if not self._is_idle(connection):  # psycopg2 commits nothing in autocommit
+                    raise OutcomeUnknown(
+                        "a listener of the app's began a transaction around a statement in autocommit, which nothing "
+                        "commits: the statement is rolled back, unless it was executed before that; begin none in "
+                        "before_cursor_execute or after_cursor_execute"
+                    )
+            except DBAPIError as error:
+                if _PLAN_CHANGED in str(error.orig):
+                    connection.invalidate()  # psycopg prepares its statements again after a ROLLBACK only
+                raise
+            except errors as error:
+                if begun:
+                    raise
+                raise OperationalError(None, None, error, connection_invalidated=True) from error
             finally:
-                if not restored and not connection.invalidated:
-                    connection.invalidate()
+                # the reply has been read, or there is an error that says more than one of these
+                with contextlib.suppress(DBAPIError, errors):
+                    if not connection.invalidated and self._is_idle(connection):
+                        connection.rollback()  # SQLAlchemy's own view
+                        raw.autocommit = autocommit
+                        restored = True
+        finally:
+            # whatever was raised, it must never go back to the app in autocommit
+            if not restored and not connection.invalidated:
+                connection.invalidate()
 
     def marker_lost(self, connection: Connection) -> bool:
         # COMMIT of a failed transaction is a ROLLBACK without an error: code that ignored the first error would never

@@ -38,7 +38,7 @@ from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
 from sqlalchemy_locks.runtime.local_queue import Ticket, local_queues
 from sqlalchemy_locks.runtime.retry import retried
-from sqlalchemy_locks.runtime.transaction import ShortTransaction
+from sqlalchemy_locks.runtime.transaction import FAILED, ShortTransaction
 from sqlalchemy_locks.values import Holder, KeyHolder
 
 if TYPE_CHECKING:
@@ -378,9 +378,7 @@ class ExclusiveBlock:
             )
             short.abandon(raised)
             if lost:
-                raise LockLost(
-                    "the transaction that held the lock was lost, and nothing of it is committed"
-                ) from raised
+                raise LockLost(FAILED) from raised
             raise
         try:
             short.commit()

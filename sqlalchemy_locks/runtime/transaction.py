@@ -19,7 +19,7 @@ from sqlalchemy_locks.dialects.connections import connect, return_to_pool
 from sqlalchemy_locks.errors import LockLost, OutcomeUnknown, Unsupported
 
 # why a lock is gone, and what has become of the work
-_FAILED = (
+FAILED = (
     "the transaction that held the lock has failed or ended, or its connection died: nothing that was done in it after "
     "that is committed"
 )
@@ -118,15 +118,15 @@ class ShortTransaction:
             return _FORKED
         connection, backend = self.connection, self.backend
         if not self.active or backend.server_closed(connection):
-            return _FAILED
+            return FAILED
         if self.used:
             ended = backend.transaction_ended(connection)
             if ended and self._seen_open:
-                return _FAILED
+                return FAILED
             self._seen_open = not ended
             # inside begin_nested() an error costs only what was done there
             if backend.transaction_aborted(connection) and not connection.in_nested_transaction():
-                return _FAILED
+                return FAILED
         return None
 
     def close_inside(self) -> None:
@@ -162,7 +162,7 @@ class ShortTransaction:
         try:
             if why is None and self._marked and self.backend.marker_is_savepoint:
                 if self.backend.marker_lost(self.connection):
-                    why = self._loss = _FAILED
+                    why = self._loss = FAILED
                 else:
                     self.backend.set_marker(self.connection)
             elif why is None:
@@ -172,8 +172,8 @@ class ShortTransaction:
         except DBAPIError as error:
             # refused because of an error behind a savepoint: the transaction is there, and holds the lock
             if not nested or error.connection_invalidated:
-                self._loss = _FAILED
-                raise LockLost(_FAILED) from error
+                self._loss = FAILED
+                raise LockLost(FAILED) from error
         if why is not None:
             raise LockLost(why)
 
@@ -199,7 +199,7 @@ class ShortTransaction:
                     roll_back(self.connection)
                     raise
                 if not self.used:
-                    raise LockLost(_FAILED) from error
+                    raise LockLost(FAILED) from error
                 raise OutcomeUnknown(
                     "the connection died during COMMIT: what was done is committed, or it is not"
                 ) from error
@@ -213,9 +213,9 @@ class ShortTransaction:
         why = self.loss() if self.used or not self.active else self._loss
         try:
             if why is None and self._marked and self.backend.marker_lost(self.connection):
-                why = _FAILED
+                why = FAILED
         except DBAPIError as error:
-            raise LockLost(_FAILED) from error
+            raise LockLost(FAILED) from error
         if why is not None:
             raise LockLost(why)
 
