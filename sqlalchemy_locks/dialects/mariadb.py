@@ -32,9 +32,12 @@ def _contended_keys(element: ContendedKeys, compiler: Any, **kw: Any) -> str:
         f" {utc.format('COALESCE(trx.trx_wait_started, trx.trx_started)')} AS since,"
         " (SELECT GROUP_CONCAT(DISTINCT other.trx_mysql_thread_id) FROM information_schema.innodb_lock_waits AS wait"
         " JOIN information_schema.innodb_trx AS other ON other.trx_id = wait.blocking_trx_id"
+        " AND other.trx_id <> 0"
         " WHERE wait.requested_lock_id = held.lock_id) AS waits_for"
         " FROM information_schema.innodb_locks AS held"
-        " JOIN information_schema.innodb_trx AS trx ON trx.trx_id = held.lock_trx_id"
+        # all transactions that have only shared locks have the id 0: a granted one can't be told from the others
+        " LEFT JOIN information_schema.innodb_trx AS trx ON trx.trx_id = held.lock_trx_id"
+        " AND (trx.trx_id <> 0 OR trx.trx_requested_lock_id = held.lock_id)"
         " LEFT JOIN information_schema.processlist AS session ON session.id = trx.trx_mysql_thread_id"
         f" WHERE held.lock_table = CONCAT('`', DATABASE(), '`.`{element.table.name}`')"
         " AND held.lock_type = 'RECORD' AND held.lock_data <> 'supremum pseudo-record'"

@@ -167,7 +167,10 @@ class TestRunUntilEmpty:
             row: Mapped[int] = mapped_column(default=7)
             taken: Mapped[str] = mapped_column(default="by ann")
 
-        mail, seen = sl.Queue(Mail), []
+        class MailWorker(sl.WorkerColumns, Own):
+            __tablename__ = "worker_to_drain"
+
+        mail, seen = sl.Queue(Mail, workers=MailWorker), []
         Own.metadata.create_all(locks_engine)
         try:
             sl.Locks(locks_engine).run(mail.put("a", max_attempts=2))
