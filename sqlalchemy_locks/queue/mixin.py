@@ -65,6 +65,8 @@ class JobColumns:
 class WorkerColumns:
     """The columns of a table of workers beside one of jobs of your own, in its database and schema.
 
+    >>> class Mail(sl.JobColumns, Base):
+    ...     __tablename__ = "mail"
     >>> class MailWorker(sl.WorkerColumns, Base):
     ...     __tablename__ = "mail_worker"
     >>> mails = sl.Queue(Mail, workers=MailWorker)

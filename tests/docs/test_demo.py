@@ -21,7 +21,8 @@ BROKEN = """\
 from sqlalchemy_locks import lock
 from sqlalchemy_locks.dialects.sqlite import SQLite
 lock.exclusive = lock.shared = lambda name: lock.unlock(name)
-SQLite.begin_writing = SQLite.begin
+begin = SQLite.begin
+SQLite.begin = lambda *given, writes: begin(*given, writes=False)
 """
 
 

@@ -280,9 +280,8 @@ def test_a_cancellation_during_a_wake_up_is_not_lost(servers: Any, engine_to: Ma
         async with async_connected(servers.installed(name, driver)) as bind:
             own = sl.Queue(notify=False)
             worker = sl.AsyncWorker(own, handler, bind=bind, poll=3600, heartbeat=3600, stalled_after=None)
-            rings = [*worker._slot_wakes, worker._wake]
             task = asyncio.create_task(worker.run())
-            while not all(ring._waiters for ring in rings):  # type: ignore[attr-defined]
+            while not worker._wake._waiters:  # type: ignore[attr-defined]
                 await asyncio.sleep(0.01)
             worker._wake_all()
             for _ in range(later):  # until the worker is resumed
