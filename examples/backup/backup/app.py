@@ -124,10 +124,10 @@ async def write_document(
 async def finished(target_id: TargetId, key: Key) -> Backup | None:
     """Return the backup that this key has already made, if any."""
     async with Session() as session:
-        known = await session.scalar(select(Backup).where(Backup.key == key, Backup.state == "done"))
-    if known is not None and known.target_id != target_id:
+        backup = await session.scalar(select(Backup).where(Backup.key == key))
+    if backup is not None and backup.target_id != target_id:
         raise HTTPException(409, "this key was used for another target")
-    return known
+    return backup if backup is not None and backup.state == "done" else None
 
 
 @app.post("/targets/{target_id}/backups", status_code=201)
@@ -157,8 +157,12 @@ async def back_up(
         # no other request holds this target, so an unfinished backup's worker is dead
         dead = update(Backup).where(Backup.target_id == target_id, Backup.state == "running")
         await session.execute(dead.values(state="failed"))
-        backup = Backup(key=key, target_id=target_id, state="running", token=token, documents={})
-        session.add(backup)
+        # an attempt with this key whose worker died, or which failed, is made again
+        backup = await session.scalar(select(Backup).where(Backup.key == key))
+        if backup is None:
+            backup = Backup(key=key, target_id=target_id, documents={})
+            session.add(backup)
+        backup.state, backup.token = "running", token
         documents = (await session.scalars(select(Document).where(Document.target_id == target_id))).all()
     copies = await copied(documents, permits)
     async with Session.begin() as session:

@@ -41,7 +41,7 @@ def create_app(config: Mapping[str, Any] | None = None) -> Flask:
         app.register_blueprint(module.pages)
     app.cli.add_command(shipping.ship)
     app.cli.add_command(reports.report)
-    # read-only; decorators of views don't protect it, because it is mounted beside the app
-    page = dashboard.wsgi(lambda: app.extensions["sqlalchemy_locks"].locks)
+    # read-only, and open to everyone; decorators of views don't protect it, because it is mounted beside the app
+    page = dashboard.wsgi(lambda: app.extensions["sqlalchemy_locks"].locks, view=lambda request: True)
     app.wsgi_app = DispatcherMiddleware(app.wsgi_app, {"/locks": page})  # type: ignore[method-assign]
     return app
