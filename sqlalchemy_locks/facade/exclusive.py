@@ -226,7 +226,8 @@ class ExclusiveBlock:
             try:
                 if error is not None and self._locks._has_listeners:
                     with contextlib.suppress(Exception):  # whatever the block has done to its connection
-                        held.lost  # noqa: B018  (reports it; perhaps by the error that leaves the block)
+                        if held._short.disconnected():
+                            held.lost  # noqa: B018  (reports it; perhaps by the error that leaves the block)
             finally:
                 on_lost, held._on_lost = held._on_lost, None  # from here on it is released, and not lost
                 self._close(held, error)

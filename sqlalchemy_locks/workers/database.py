@@ -12,10 +12,10 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import CompileError, DataError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 
-from sqlalchemy_locks.core.engine_state import behind_pooler, engine_state
+from sqlalchemy_locks.core.engine_state import behind_pooler
 from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import abort
+from sqlalchemy_locks.dialects.connections import abort, return_to_pool
 from sqlalchemy_locks.errors import (
     LockError,
     LockLost,
@@ -78,14 +78,21 @@ class WorkerDatabase:
 
     def _attempt(self, operation: Operation[Any]) -> Any:
         connection = self._connection = self._connect()
-        execution = Execution(connection, operation, {})
-        backend = execution.backend
-        one_statement = operation._impl.statement(execution.context) is not None
-        if one_statement and backend.allows_autocommit(connection, engine_state(connection).server):
-            with connection:
+        value: Any = None
+        try:
+            execution = Execution(connection, operation, {})
+            one_statement = operation._impl.statement(execution.context) is not None
+            in_autocommit = one_statement and execution.backend.allows_autocommit(connection, execution.server)
+            if in_autocommit:
                 execution.in_autocommit = True
-                with backend.autocommitted(connection):
-                    return execution.value()
+                with execution.backend.autocommitted(connection):
+                    value = execution.value()
+        except BaseException as error:
+            return_to_pool(connection, error)
+            raise
+        if in_autocommit:
+            return_to_pool(connection)
+            return value
         short = ShortTransaction(self.config.engine, connection)
         try:
             short.begin()

@@ -143,8 +143,8 @@ def test_since_is_independent_of_the_session_time_zone(
     ("name", "sentence"),
     [
         ("sqlite", "on SQLite, where no table of the server lists them"),
-        ("postgresql15-table", "where the table bodies are installed, as on YugabyteDB"),
-        ("yugabytedb", "where the table bodies are installed, as on YugabyteDB"),
+        ("postgresql15-table", "where no table of the server lists them"),
+        ("yugabytedb", "where no table of the server lists them"),
     ],
 )
 def test_unsupported_where_the_server_lists_no_locks(engine_to: MakeEngine, name: str, sentence: str) -> None:
@@ -154,7 +154,7 @@ def test_unsupported_where_the_server_lists_no_locks(engine_to: MakeEngine, name
 
 
 def test_unsupported_with_a_yugabytedb_url(engine_to: MakeEngine) -> None:
-    with pytest.raises(sl.Unsupported, match="on YugabyteDB, whose locks are row locks"):
+    with pytest.raises(sl.Unsupported, match="on YugabyteDB, where no table of the server lists them"):
         holders_of(engine_to("yugabytedb", "yugabytedb"), "a")
 
 

@@ -94,7 +94,7 @@ def test_held_counts_blocks_only(engine_to: MakeEngine, held: Any) -> None:
     locks.release(grant)
     # one that is refused because it was held already
     for_ever = locks.acquire({name: 1}, external_id=unused("id"))
-    with pytest.raises(sl.IdempotencyConflict):
+    with pytest.raises(sl.RequestHeld):
         locks.semaphore(name, ttl=3600, external_id=for_ever.external_id).__enter__()
     assert held(locks) == 0
 

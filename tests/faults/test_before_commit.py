@@ -62,9 +62,10 @@ def test_operation_that_dies_at_each_attempt_raises_lock_lost(
             watched.kill(killed[-1])
 
     event.listen(engine, "after_cursor_execute", after)
-    with pytest.raises(sl.LockLost, match="nothing that was done in it after that is committed$") as raised:
+    with pytest.raises(sl.LockLost) as raised:
         sl.Locks(engine).run(sl.semaphore.acquire({sem: 1}))
     event.remove(engine, "after_cursor_execute", after)
-    assert type(raised.value) is sl.LockLost
+    # the driver sees the end of its session at COMMIT: whether that was carried out is unknown to it
+    assert isinstance(raised.value, sl.OutcomeUnknown)
     assert len(killed) == len(set(killed)) == 4
     assert held(engine, sem) == 0

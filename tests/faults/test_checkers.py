@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.dialects.postgresql import PostgreSQL
 from sqlalchemy_locks.workers.running_job import RunningJob
 from tests.faults import broken, checkers
 from tests.faults.checkers import Entry, Job
@@ -104,31 +103,6 @@ class TestLock:
         hold.leave()
         b.commit()
         third.result(PATIENCE)
-        found(checkers.exclusion(tale.history), ours)
-
-    @OURS
-    def test_lost_that_peeks_at_tls(
-        self,
-        story: Callable[..., Story],
-        watch: Callable[[str], Watch],
-        engine_to: MakeEngine,
-        monkeypatch: pytest.MonkeyPatch,
-        ours: bool,
-    ) -> None:
-        tale, server, key = story("postgresql15"), watch("postgresql15"), unused()
-        if not ours:
-            monkeypatch.setattr(PostgreSQL, "server_closed", lambda self, connection: broken.peeks(connection))
-        block = sl.Locks(tale.engine).exclusive(key)
-        held = block.__enter__()
-        first = tale.recorder.hold("a", key)
-        assert held.session.scalar(text("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()"))
-        server.kill(server.backend(held.session.connection()))
-        with sl.Locks(engine_to("postgresql15")).exclusive(key, timeout=PATIENCE):
-            second = tale.recorder.hold("b", key)
-            first.sample(lambda: held.lost)
-            second.leave()
-        with pytest.raises(sl.LockLost):
-            block.__exit__(None, None, None)
         found(checkers.exclusion(tale.history), ours)
 
     @pytest.mark.parametrize("known", [False, True], ids=["fault unknown", "fault known"])

@@ -76,7 +76,7 @@ def test_locks_wait_in_autocommit_is_refused(through: Any) -> None:
     operation = sl.Mutex().acquire("any")
     with connected(url, connect_args=connect_args, isolation_level="AUTOCOMMIT") as engine:
         with engine.connect() as connection:
-            with pytest.raises(sl.Unsupported, match="which the pooler may give to another client"):
+            with pytest.raises(sl.Unsupported, match="would set the lock_timeout of another client's session"):
                 connection.execute(operation.execution_options(locks_wait=5))
         locks, name = sl.Locks(engine), unused("mutex")
         assert locks.run(sl.Mutex().create(name).execution_options(locks_wait=5)) == 1

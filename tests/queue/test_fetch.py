@@ -12,7 +12,7 @@ import sqlalchemy_locks as sl
 from tests.conftest import Servers, install
 from tests.fixtures.parties import connected
 from tests.fixtures.queues import MakeEngine, put, silenced
-from tests.fixtures.worker_states import counts, fetch, fetched, finish_all, queue, state_for, state_of
+from tests.fixtures.worker_states import beat, counts, fetch, fetched, finish_all, queue, state_for, state_of
 
 
 def test_fetch_completes_and_captures(engine: Engine) -> None:
@@ -62,6 +62,8 @@ def test_a_batch_is_one_statement_on_postgresql(engine_to: MakeEngine, name: str
     put(engine, *range(30))
     state = state_of(engine)
     state.cycle()
+    beat(state)
+    state.cycle()
     statements: list[str] = []
 
     @event.listens_for(engine, "before_cursor_execute")
@@ -86,6 +88,7 @@ def test_fetch_from_a_class_with_other_names(engine_to: MakeEngine) -> None:
     with engine.begin() as connection:
         connection.execute(tasks.put(1, 2, 3, queue="q"))
     state = state_for(sl.Worker(tasks, print, bind=engine, name="q", batch=2, heartbeat=3600, stalled_after=None))
+    beat(state)
     state.cycle()
     assert state.cursor._position is not None
     assert len(state.waiting) == 2

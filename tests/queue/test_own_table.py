@@ -395,7 +395,7 @@ def test_a_table_may_have_the_name_of_a_cte(engine: Engine, name: str) -> None:
             state.cycle()
             beat(state)
             while (job := state.take()) is not None:
-                seen.append(job._mapping["payload"])
+                seen.append(int(job._mapping["payload"]))
                 state.done(job, None)
         state.close()
         assert seen == [0, 1, 2, 3]

@@ -89,7 +89,6 @@ def engine(servers: Servers, filled: dict[str, str], request: pytest.FixtureRequ
 
 CAPTURES: dict[str, sl.Operation[Any]] = {
     "capture": queue.capture(10),
-    "requeue_stalled": queue.requeue_stalled(300),
     "delete_finished": queue.delete_finished(86400),
     "delete_finished dead": queue.delete_finished(86400, dead=True),
     "tasks.expire": tasks.expire(),
