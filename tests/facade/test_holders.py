@@ -143,7 +143,7 @@ def test_since_is_independent_of_the_session_time_zone(
     ("name", "sentence"),
     [
         ("sqlite", "on SQLite, where no table of the server lists them"),
-        ("postgresql15-table", "where no table of the server lists them"),
+        ("postgresql15-table", "where the table bodies are installed, as on YugabyteDB"),
         ("yugabytedb", "where no table of the server lists them"),
     ],
 )

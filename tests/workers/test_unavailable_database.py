@@ -185,7 +185,7 @@ def test_connections_to_a_standby_are_replaced(servers: Servers) -> None:
             pass
         worker = sl.Worker(queue, done.append, bind=engine, concurrency=1, poll=0.1, heartbeat=0.2)
         with seen(engine) as statements, running(worker):
-            until(lambda: len([each for each in statements if "lock.job" in each]) > 3)
+            until(lambda: len([each for each in statements if "lock." in each]) > 3)
             set_read_only("off")
             work()
             until(lambda: done)
