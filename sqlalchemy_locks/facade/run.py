@@ -134,8 +134,8 @@ class OperationRunner:
             one_statement = not (short or in_session or bounded) and impl.statement(execution.context) is not None
             backend = execution.backend
             in_autocommit = one_statement and backend.allows_autocommit(connection, execution.server)
-            # Elsewhere at the app's level, where a statement that writes reads the latest rows at each. A cancelled task's
-            # statement may be executed late, and is then rolled back, unless it commits by itself.
+            # Elsewhere at the app's level, where a statement that writes reads the latest rows at each. A cancelled
+            # task's statement may be executed late, and is then rolled back, unless it commits by itself.
             commits = connection.dialect.is_async and backend.autocommit(connection)
             plain = one_statement and not commits and (backend.stale_reads or backend.single_writer)
             alone = in_autocommit or plain
