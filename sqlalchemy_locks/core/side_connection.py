@@ -14,11 +14,10 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
 from sqlalchemy_locks.core.operation import Execution, translated
 from sqlalchemy_locks.core.side_pool import SidePool
-from sqlalchemy_locks.dialects.connections import return_to_pool
+from sqlalchemy_locks.dialects.connections import return_to_pool, shares_one_connection
 from sqlalchemy_locks.errors import PoolTimeout, Unsupported
 
 #: by the dialect, which copies of an engine share
@@ -70,7 +69,7 @@ def side_options(execution: Execution) -> dict[str, Any]:
 def _pool_of(engine: Engine) -> SidePool:
     pool = _pools.get(engine.dialect)
     if pool is None:
-        if isinstance(engine.pool, (StaticPool, SingletonThreadPool)):
+        if shares_one_connection(engine.pool):
             raise Unsupported(
                 f"this needs a second connection to {engine.dialect.name}, and a {type(engine.pool).__name__} has one: "
                 "use another pool"

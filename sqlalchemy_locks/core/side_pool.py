@@ -6,14 +6,15 @@ The app's handlers may hold every connection of its pool. These connections are 
 
 from __future__ import annotations
 
-import os
 from typing import Any
 from weakref import WeakSet
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
+
+from sqlalchemy_locks.dialects.connections import shares_one_connection
+from sqlalchemy_locks.dialects.forks import in_forked_child
 
 #: of this process; a forked child gives each a new pool
 _side_pools: WeakSet[SidePool] = WeakSet()
@@ -30,7 +31,7 @@ class SidePool:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._shared = isinstance(engine.pool, (StaticPool, SingletonThreadPool))
+        self._shared = shares_one_connection(engine.pool)
         self._pool = engine.pool if self._shared else engine.pool.recreate()
         _side_pools.add(self)
 
@@ -64,10 +65,7 @@ class SidePool:
             self._pool = self._pool.recreate()
 
 
+@in_forked_child
 def _after_fork() -> None:
     for pool in list(_side_pools):
         pool._leave_to_parent()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

@@ -405,7 +405,6 @@ def test_settings_are_restored_after_a_listener_raised(engine_to: MakeEngine, na
         raise RuntimeError("the listener's")
 
     was, locks = settings(), sl.Locks(engine)
-    locks._sets_isolation = True
     for end in (None, KeyError()):
         event.listen(engine, what, breaks)
         with contextlib.suppress(KeyError), contextlib.suppress(RuntimeError):

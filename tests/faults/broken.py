@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import select as selecting
-import socket
 from typing import Any
 
 from sqlalchemy import Connection, Update, select, text
@@ -133,12 +131,3 @@ class CheckedWrite:
     @staticmethod
     def write(connection: Connection, statement: Update) -> bool:
         return connection.execute(statement).rowcount == 1
-
-
-def peeks(connection: Connection) -> bool:
-    """Whether the server has closed a connection, by a peek at its socket: over TLS the good-bye is data, too."""
-    driver: Any = connection.connection.driver_connection
-    if not selecting.select([driver.fileno()], [], [], 0)[0]:
-        return False
-    with socket.socket(fileno=socket.dup(driver.fileno())) as copy:
-        return copy.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""
