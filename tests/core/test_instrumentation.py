@@ -126,12 +126,13 @@ def sentry() -> Iterator[KeptEnvelopes]:
         dsn="https://key@sentry.invalid/1",
         traces_sample_rate=1.0,
         transport=transport,
+        auto_session_tracking=False,
         default_integrations=False,
         integrations=[SqlalchemyIntegration()],
     )
     yield transport
     sentry_sdk.get_client().close()
-    sentry_sdk.init()
+    sentry_sdk.get_global_scope().set_client(None)
 
 
 def test_sentry(engine: Engine, recorded: Recorded, sentry: KeptEnvelopes) -> None:

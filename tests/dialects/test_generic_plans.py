@@ -30,7 +30,7 @@ STATEMENTS: dict[str, sl.Operation[Any]] = {
     "queue.capture": queue.capture(2),
     "queue.complete": queue.complete([(1, 1)]),
     "queue.release": queue.release([(1, 1)]),
-    "a worker's sweep": queue._requeue_silent([(1, 1)], SINCE),
+    "a worker's sweep": queue._requeue_silent(SINCE, queue="default", limit=10),
     "queue.get": queue.get("8ef0a1ba-5f2b-4f6b-8b0c-0d6d6d3c1a55"),
 }
 GROWTH = (
@@ -45,7 +45,11 @@ GROWTH = (
 def test_plans_made_on_small_tables_serve_large_ones(servers: Servers) -> None:
     url = servers.fresh("postgresql15", "psycopg")
     install(url)
-    with connected(url, isolation_level="AUTOCOMMIT") as engine, engine.connect() as connection:
+    with connected(url) as engine, engine.connect() as connection:
+
+        def perform(operation: sl.Operation[Any]) -> None:
+            connection.execute(operation)
+            connection.commit()
 
         def pages() -> int:
             connection.execute(text("SELECT pg_stat_force_next_flush()"))
@@ -58,15 +62,16 @@ def test_plans_made_on_small_tables_serve_large_ones(servers: Servers) -> None:
             connection.execute(pattern.create("first"))
         for operation in STATEMENTS.values():
             for _ in range(12):
-                connection.execute(operation)
+                perform(operation)
         prepared = text("SELECT count(*) FROM pg_prepared_statements WHERE generic_plans > 0")
         assert connection.scalar(prepared) >= len(STATEMENTS)
         for statement in GROWTH:
             source = "" if statement.endswith(",") else " FROM"
             connection.execute(text(f"{statement}{source} generate_series(1, {MANY}) AS n"))
+        connection.commit()
         read = {}
         for name, operation in STATEMENTS.items():
             before = pages()
-            connection.execute(operation)
+            perform(operation)
             read[name] = pages() - before
         assert {name: number for name, number in read.items() if number > FEW} == {}

@@ -208,7 +208,8 @@ def test_block_that_was_granted_its_id_does_not_renew_a_lost_one(
         first = locks.semaphore(room, ttl=3600, external_id=ident)
         lost_grant = first.__enter__()
         assert other.release(ident) is sl.Released.RELEASED
-        assert other.run(sl.semaphore.clean(older_than=0)) >= 1
+        while other.run(sl.semaphore.clean(older_than=0)):
+            pass  # other tests left more than one batch
         with locks.semaphore(room, ttl=3600, external_id=ident) as grant:
             before = deadline(lost_grant)
             renew_all(locks, [grant])

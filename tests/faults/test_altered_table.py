@@ -5,7 +5,7 @@ What the caller then asks on a second connection would wait behind the ALTER, a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -49,14 +49,15 @@ def test_full_semaphore_is_denied(name: str, level: str, engine_to: MakeEngine) 
     assert not denied.acquired
 
 
-def test_new_key_times_out(engine_to: MakeEngine) -> None:
-    engine = engine_to("mysql", isolation_level="REPEATABLE READ")
+@pytest.mark.parametrize("mode", [sl.lock.exclusive, sl.lock.shared])
+def test_new_key_is_locked_by_a_row_of_the_transaction(
+    mode: Callable[[int], sl.Operation[None]], engine_to: MakeEngine
+) -> None:
+    engine, key = engine_to("mysql", isolation_level="REPEATABLE READ"), unused()
     with engine.connect() as caller:
         caller.execute(sl.lock.exclusive(unused()))
         with waiting_alter(engine, "lock_locked_keys"):
-            new_key = sl.lock.exclusive(unused()).execution_options(locks_wait=1)
-            with pytest.raises(sl.LockTimeout):
-                later(caller.execute, new_key).result(PATIENCE)
+            later(caller.execute, mode(key)).result(PATIENCE)
             caller.rollback()
 
 
@@ -67,15 +68,4 @@ def test_try_of_new_key_is_refused(engine_to: MakeEngine) -> None:
         caller.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {2 * PATIENCE}")
         with waiting_alter(engine, "lock_locked_keys"):
             assert later(caller.scalar, sl.lock.try_exclusive(unused())).result(PATIENCE) is False
-            caller.rollback()
-
-
-def test_new_key_waits_as_long_as_the_caller_for_a_row(engine_to: MakeEngine) -> None:
-    engine = engine_to("mysql", isolation_level="REPEATABLE READ")
-    with engine.connect() as caller:
-        caller.execute(sl.lock.exclusive(unused()))
-        caller.exec_driver_sql("SET SESSION innodb_lock_wait_timeout = 1")
-        with waiting_alter(engine, "lock_locked_keys"):
-            with pytest.raises(sl.LockTimeout):
-                later(caller.execute, sl.lock.exclusive(unused())).result(PATIENCE)
             caller.rollback()
