@@ -12,8 +12,8 @@ from typing import Any
 from sqlalchemy_locks.errors import Unsupported
 
 try:
-    from sqlalchemy_locks.redis.mutex import Held, Mutex
-    from sqlalchemy_locks.redis.timeout import Listed, Timeout
+    from sqlalchemy_locks.redis.mutex import Mutex
+    from sqlalchemy_locks.redis.timeout import Timeout
     from sqlalchemy_locks.redis.transition import StateTransition, Task
 except ModuleNotFoundError as error:
     if str(error.name).partition(".")[0] != "redis":
@@ -22,23 +22,15 @@ except ModuleNotFoundError as error:
         "sqlalchemy_locks.redis needs redis-py: pip install 'sqlalchemy-locks[redis]'", name="redis"
     ) from error
 
-__all__ = ["Held", "Listed", "Mutex", "StateTransition", "Task", "Timeout"]
+__all__ = ["Mutex", "StateTransition", "Task", "Timeout"]
 
-_TRANSACTION = "Redis takes no part in your database's transactions, so it can't hold a lock until one ends"
-_FENCE = "Redis doesn't see writes to your database, so it can't refuse those of a late holder"
-_REFUSED = {
-    "lock": f"{_TRANSACTION}: use sqlalchemy_locks.lock, or redis.Mutex, which has no expiry",
-    "Locks": f"{_TRANSACTION}: use sqlalchemy_locks.Locks on an Engine",
-    "AsyncLocks": f"{_TRANSACTION}: use sqlalchemy_locks.AsyncLocks on an AsyncEngine",
-    "fenced": f"{_FENCE}: compare the token of acquire_token() in your own UPDATE, which sqlalchemy_locks.fenced does",
-    "guarded": f"{_FENCE}: use a semaphore in the database that is written to",
-    "semaphore": f"{_TRANSACTION}: semaphores are for SQL databases, where a crash can't undo half of a grant",
-    "Queue": f"{_TRANSACTION}: use sqlalchemy_locks.Queue, or redis.StateTransition for the bare capture",
-    "Worker": f"{_TRANSACTION}: use sqlalchemy_locks.Worker, or redis.StateTransition for the bare capture",
-}
+_SQL_ONLY = ("lock", "Locks", "AsyncLocks", "fenced", "guarded", "semaphore", "Queue", "Worker")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _REFUSED:
-        raise Unsupported(f"there is no sqlalchemy_locks.redis.{name}: {_REFUSED[name]}")
+    if name in _SQL_ONLY:
+        raise Unsupported(
+            f"there is no sqlalchemy_locks.redis.{name}: Redis takes no part in your database's transactions, and "
+            f"doesn't see its writes; use sqlalchemy_locks.{name}"
+        )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

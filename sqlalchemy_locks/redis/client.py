@@ -67,11 +67,6 @@ local scores, facts = KEYS[1], KEYS[2]
 
 local function operation()
 """
-_READING = """\
-local call, scores, facts = ARGV[1], KEYS[1], KEYS[2]
-
-local function operation()
-"""
 _EPILOGUE = f"""\
 end
 
@@ -132,18 +127,11 @@ class RedisScript:
     :param name: the operation, as error messages name it.
     :param body: Lua; it may use ``scores``, ``facts``, ``now()`` and the helpers.
     :param helpers: Lua functions that the body calls.
-    :param writes: otherwise it stores no answer: a resent call may return a newer one, which is correct.
     """
 
-    def __init__(self, name: str, body: str, *, helpers: str = "", writes: bool = True) -> None:
+    def __init__(self, name: str, body: str, *, helpers: str = "") -> None:
         self.name = name
-        self.body = body
-        source = (
-            f"{_PROLOGUE}{helpers}{body}{_EPILOGUE}"
-            if writes
-            else f"{_READING}{body}end\nreturn {{call, operation()}}\n"
-        )
-        self.source = source.encode()
+        self.source = f"{_PROLOGUE}{helpers}{body}{_EPILOGUE}".encode()
         self.sha = hashlib.sha1(self.source, usedforsecurity=False).hexdigest().encode()
 
 

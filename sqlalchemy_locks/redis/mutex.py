@@ -9,9 +9,6 @@ acknowledged (``docs/redis.md`` says when it doesn't).
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
-from typing import Any, NamedTuple
-
 from sqlalchemy_locks._validation import valid_int
 from sqlalchemy_locks.redis.base import (
     Call,
@@ -19,7 +16,6 @@ from sqlalchemy_locks.redis.base import (
     Pattern,
     as_id,
     as_owner,
-    as_queue,
     create_call,
     decode_ids,
     decode_token,
@@ -64,33 +60,6 @@ _CAPTURE = RedisScript(
     helpers=CAPTURE,
 )
 
-# no instant is stored: a fencing token is made of the server's clock
-_HELD = RedisScript(
-    "mutex.held",
-    """
-  local rows = {}
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', scores, 1, 1)) do
-    local fields = redis.call('HMGET', facts, 'owner:' .. id, 'fence:' .. id)
-    rows[#rows + 1] = {id, fields[1] or '', fields[2] or '0'}
-  end
-  table.sort(rows, function(one, other) return tonumber(one[3]) < tonumber(other[3]) end)
-  local first = {}
-  for i = 1, math.min(#rows, tonumber(ARGV[2])) do first[i] = rows[i] end
-  return first
-""",
-    writes=False,
-)
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
-
-
-class Held(NamedTuple):
-    """A held mutex, as :meth:`Mutex.held` lists it."""
-
-    queue: str
-    id: str
-    owner: str | None
-    acquired_at: datetime
-
 
 class Mutex(Pattern[Client]):
     """A lock that is held until it is released.
@@ -129,7 +98,7 @@ class Mutex(Pattern[Client]):
     def acquire(self, id: str, *, queue: str | None = None, owner: str | None = None) -> Call[bool]:
         """Acquire a mutex if it is free and has a retry left.
 
-        :param owner: the holder's name, stored for :meth:`release` and :meth:`held`.
+        :param owner: the holder's name, stored for :meth:`release`.
         :return: ``True`` if it was acquired, ``False`` if it is held or has no retry left.
 
         >>> mutex = Mutex(redis.Redis())
@@ -183,32 +152,3 @@ class Mutex(Pattern[Client]):
         ['task_a']
         """
         return _CAPTURE, queue, (valid_int(limit, "limit"), *as_owner(owner)), decode_ids
-
-    @operation
-    def held(self, limit: int = 1000, *, queue: str | None = None) -> Call[list[Held]]:
-        """List the held mutexes of one queue, for monitoring.
-
-        :param limit: how many at most, oldest acquisitions first.
-        :return: tuples of ``queue, id, owner, acquired_at`` (UTC, by the server's clock).
-
-        ``acquired_at`` is computed from the fencing token, and is later than the acquisition if the server's clock had
-        been set back before it.
-
-        >>> mutex = Mutex(redis.Redis())
-        >>> mutex.create("task_a")
-        1
-        >>> mutex.acquire("task_a", owner="web-1")
-        True
-        >>> mutex.held()
-        [Held(queue='default', id='task_a', owner='web-1', acquired_at=datetime.datetime(...))]
-        """
-        name = as_queue(queue)
-
-        def held(id: bytes, owner: bytes, fence: bytes) -> Held:
-            acquired_at = _EPOCH + timedelta(microseconds=int(fence))
-            return Held(name, id.decode(), owner.decode() or None, acquired_at)
-
-        def decode(rows: list[list[Any]]) -> list[Held]:
-            return [held(*row) for row in rows]
-
-        return _HELD, queue, (valid_int(limit, "limit"),), decode

@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from sqlalchemy_locks._timezones import offsets_around, zone
 from sqlalchemy_locks._validation import period_seconds, seconds_since_1970, valid_int
@@ -22,7 +22,6 @@ from sqlalchemy_locks.redis.base import (
     Client,
     Pattern,
     as_id,
-    as_queue,
     create_call,
     decode_ids,
     decode_token,
@@ -74,30 +73,6 @@ _CAPTURE = RedisScript(
 """,
     helpers=CAPTURE + _TAKE,
 )
-
-_LISTED = RedisScript(
-    "timeout.listed",
-    """
-  local rows = {redis.call('TIME')[1]}
-  local page = redis.call('ZRANGE', scores, 0, ARGV[2] - 1, 'WITHSCORES')
-  for i = 1, #page, 2 do
-    local fields = redis.call('HMGET', facts, 'timeout:' .. page[i], 'retries:' .. page[i])
-    rows[#rows + 1] = {page[i], page[i + 1], fields[1] or '', fields[2] or ''}
-  end
-  return rows
-""",
-    writes=False,
-)
-
-
-class Listed(NamedTuple):
-    """A timeout, as :meth:`Timeout.listed` lists it."""
-
-    queue: str
-    id: str
-    every: int | None
-    free_in: int | None
-    retries: int | None
 
 
 class Timeout(Pattern[Client]):
@@ -203,35 +178,6 @@ class Timeout(Pattern[Client]):
         ['report']
         """
         return _CAPTURE, queue, (valid_int(limit, "limit"), *self._period()), decode_ids
-
-    @operation
-    def listed(self, limit: int = 1000, *, queue: str | None = None) -> Call[list[Listed]]:
-        """List the timeouts of one queue, for monitoring.
-
-        :param limit: how many at most, oldest acquisitions first.
-        :return: tuples of ``queue, id, every, free_in, retries``: the id's own period in seconds; the seconds until it
-            ends by the server's clock, negative when it has ended, ``None`` for windows of local time; how
-            many acquisitions are left, ``None`` for unlimited.
-
-        >>> daily = Timeout(redis.Redis(), every=86400)
-        >>> daily.create("report", retries=3)
-        1
-        >>> daily.acquire("report"), daily.listed()
-        (True, [Listed(queue='default', id='report', every=86400, free_in=86..., retries=2)])
-        """
-        name, period, local, at = as_queue(queue), self._every, self._zone is not None, as_instant(self._clock)
-
-        def listed(now: int, id: bytes, ts: bytes, own: bytes, retries: bytes) -> Listed:
-            every = int(own) if own else None
-            effective = period or every
-            free_in = None if local or not effective else int(float(ts)) + int(effective) - now
-            return Listed(name, id.decode(), every, free_in, int(retries) if retries else None)
-
-        def decode(rows: list[Any]) -> list[Listed]:
-            now = int(rows[0]) if at == b"" else int(at)
-            return [listed(now, *row) for row in rows[1:]]
-
-        return _LISTED, queue, (valid_int(limit, "limit"),), decode
 
     def _period(self) -> tuple[Any, ...]:
         at = as_instant(self._clock)

@@ -68,10 +68,13 @@ class Proxy:
         self._acceptor.start()
 
     @property
+    def port(self) -> int:
+        return int(self._listener.getsockname()[1])
+
+    @property
     def url(self) -> str:
         """The URL that leads through it."""
-        host, port = self._listener.getsockname()
-        return self._url.set(host=host, port=port).render_as_string(hide_password=False)
+        return self._url.set(host="127.0.0.1", port=self.port).render_as_string(hide_password=False)
 
     def cut(self) -> None:
         """Close everything that is open, as a machine between the two does that is switched off."""
@@ -288,7 +291,7 @@ class Opaque:
         """There is nothing to agree on."""
 
     def requests(self, data: bytes) -> Iterator[Request | bytes]:
-        yield Request(data, data, executes=False)
+        yield Request(data, data)
 
     def expect(self, request: Request) -> None:
         """Whatever comes is the answer."""

@@ -10,18 +10,20 @@ import pytest
 import redis
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
-from sqlalchemy_locks.redis.client import LATE
+from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout, base, transition
+from sqlalchemy_locks.redis import mutex as mutex_
+from sqlalchemy_locks.redis import timeout as timeout_
+from sqlalchemy_locks.redis.client import LATE, RedisScript
 from tests import servers as real
+from tests.faults.proxy import Proxy
 from tests.redis.conftest import Party
-from tests.redis.proxy import Proxy
 
 Make = Callable[..., Party]
 
 
 @pytest.fixture
 def proxy(server: real.Redis) -> Iterator[Proxy]:
-    with Proxy(server.port) as proxy:
+    with Proxy(server.url(), opaque=True) as proxy:
         yield proxy
 
 
@@ -30,24 +32,30 @@ def party(make: Make, proxy: Proxy) -> Party:
     return make(proxy.port, again=3)
 
 
+@pytest.fixture(autouse=True)
+def loaded(plain: redis.Redis) -> None:
+    """Load all scripts, so that the reply that is lost is never the server's question for one."""
+    for module in (base, mutex_, timeout_, transition):
+        for each in vars(module).values():
+            if isinstance(each, RedisScript):
+                plain.script_load(each.source.decode())
+
+
 @pytest.fixture
 def mutex(party: Party, queue: str, proxy: Proxy) -> Mutex[Any]:
     mutex = Mutex(party.client)
     party(mutex.create("a", "b", "c", queue=queue, retries=50))
-    for call in (mutex.acquire, mutex.release):
-        party(call("a", queue=queue))  # known to the server
-    party(mutex.set_retries("a", 50, queue=queue))
-    proxy.requests.clear()
+    proxy.forget()
     return mutex
 
 
 def test_resent_acquire_returns_its_first_answer(
     party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str, plain: redis.Redis
 ) -> None:
-    proxy.lose(b"EVAL")
+    proxy.lose_answer(b"EVAL")
     token = party(mutex.acquire_token("a", queue=queue, owner="me"))
-    assert proxy.has_lost
-    assert sum(b"EVALSHA" in request for request in proxy.requests) == 2
+    assert proxy.losses
+    assert sum(b"EVALSHA" in request for request in proxy.asked) == 2
     facts = f"{{sqlalchemy_locks:{queue}}}:mutex:facts"
     assert plain.hmget(facts, "retries:a", "fence:a") == [b"49", str(token).encode()]
     assert party(mutex.acquire("a", queue=queue)) is False
@@ -58,7 +66,7 @@ def test_resent_acquire_that_was_refused_stays_refused(
     party: Party, mutex: Mutex[Any], proxy: Proxy, queue: str, plain: redis.Redis
 ) -> None:
     party(mutex.acquire("a", queue=queue))
-    proxy.lose(b"EVAL", meanwhile=lambda: Mutex(plain).release("a", queue=queue))
+    proxy.lose_answer(b"EVAL", lambda: Mutex(plain).release("a", queue=queue))
     assert party(mutex.acquire("a", queue=queue)) is False
     assert Mutex(plain).acquire("a", queue=queue) is True
 
@@ -69,7 +77,7 @@ def test_resent_release_does_not_free_the_next_holder(
     party(mutex.acquire("a", queue=queue))
     taken: list[bool] = []
     others = Mutex(plain)
-    proxy.lose(b"EVAL", meanwhile=lambda: taken.append(others.acquire("a", queue=queue)))
+    proxy.lose_answer(b"EVAL", lambda: taken.append(others.acquire("a", queue=queue)))
     assert party(mutex.release("a", queue=queue)) is True
     assert taken == [True]
     assert others.acquire("a", queue=queue) is False, "the next holder has it still"
@@ -86,9 +94,9 @@ def test_resent_calls_return_their_first_answers(
         (lambda: timeout.acquire("a", queue=queue), True, False),
     ]
     for call, first, second in calls:
-        proxy.lose(b"EVAL")
+        proxy.lose_answer(b"EVAL")
         assert party(call()) == first
-        assert proxy.has_lost
+        assert proxy.losses
         assert party(call()) == second
 
 
@@ -96,13 +104,13 @@ def test_resent_task_capture_returns_the_same_task(party: Party, proxy: Proxy, q
     tasks = StateTransition(party.client)
     party(tasks.create("a", "b", "c", queue=queue))
     (a,) = party(tasks.capture(1, queue=queue))
-    proxy.lose(b"EVAL")
+    proxy.lose_answer(b"EVAL")
     (b,) = party(tasks.capture(1, queue=queue))
-    assert proxy.has_lost
+    assert proxy.losses
     assert (a.id, b.id) == ("a", "b")
     assert party(tasks.set_status("b", "done", queue=queue, claim=b.claim)) is True
     captured: list[Any] = []
-    proxy.lose(b"EVAL", meanwhile=lambda: captured.extend(StateTransition(plain).capture(1, queue=queue)))
+    proxy.lose_answer(b"EVAL", lambda: captured.extend(StateTransition(plain).capture(1, queue=queue)))
     assert party(tasks.set_status("a", "failed", queue=queue, claim=a.claim)) is True
     assert [task.id for task in captured] == ["a"]
     assert party(tasks.set_status("a", "done", queue=queue, claim=captured[0].claim)) is True
@@ -117,7 +125,7 @@ def test_lost_reply_without_retries_is_outcome_unknown(
     once(impatient.set_retries("b", None, queue=queue))
     if name == "release":
         party(mutex.acquire("a", queue=queue))
-    proxy.lose(b"EVAL")
+    proxy.lose_answer(b"EVAL")
     with pytest.raises(sl.OutcomeUnknown, match=r"mutex\.\w+: no answer came from Redis"):
         once(getattr(impatient, name)("a", queue=queue))
     assert once(impatient.acquire("b", queue=queue)) is True, "the next call has a connection again"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timezone
 
 import pytest
 import redis
@@ -120,24 +119,3 @@ def test_capture(party: Party, queue: str) -> None:
     assert party(mutex.capture(100, queue=queue)) == [ids[22], *ids[24:]]
     assert party(mutex.capture(1, queue=queue)) == []
     assert party(mutex.capture(1, queue=f"{queue}, another")) == []
-
-
-def test_held_lists_owner_and_time(party: Party, queue: str, plain: redis.Redis) -> None:
-    mutex = Mutex(party.client)
-    assert party(mutex.held(queue=queue)) == []
-    party(mutex.create("a", "b", "é", "d", queue=queue))
-    before = datetime.fromtimestamp(plain.time()[0], timezone.utc)
-    for id, owner in (("é", "me"), ("a", None), ("d", "me")):
-        party(mutex.acquire(id, owner=owner, queue=queue))
-    party(mutex.release("d", queue=queue))
-    keys = plain.dbsize()
-    first, second = party(mutex.held(queue=queue))
-    assert plain.dbsize() == keys  # it only reads
-    assert (first.queue, first.id, first.owner) == (queue, "é", "me")
-    assert (second.id, second.owner) == ("a", None)
-    after = datetime.fromtimestamp(plain.time()[0] + 1, timezone.utc)
-    assert before <= first.acquired_at < second.acquired_at <= after
-    assert party(mutex.held(1, queue=queue)) == [first]
-    assert party(mutex.held(queue=f"{queue} too")) == []
-    with pytest.raises(ValueError, match="is from 1 to"):
-        party(mutex.held(0))

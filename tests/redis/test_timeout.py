@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
-from typing import Any
 
 import pytest
 import redis
@@ -136,39 +135,3 @@ def test_capture_returns_the_longest_overdue_first(party: Party, queue: str) -> 
     assert party(window.capture(2, queue=queue)) == ["a", "b"]
     assert party(window.capture(2, queue=queue)) == ["c"]
     assert party(window.capture(2, queue=queue)) == []
-
-
-def test_changed_period_delays_by_one_period_at_most(party: Party, queue: str) -> None:
-    clock = Clock()
-    party(Timeout(party.client, every=60).create("a", queue=queue))
-    for every in (3600, 86400, 60):
-        window = Timeout(party.client, every=every, windowed=True, clock=clock)
-        party(window.acquire("a", queue=queue))
-        clock.now += every
-        assert party(window.acquire("a", queue=queue)) is True
-    elapsed = Timeout(party.client, every=86400, clock=clock)
-    clock.now += 86401
-    assert party(elapsed.acquire("a", queue=queue)) is True
-
-
-def test_listed(party: Party, queue: str) -> None:
-    def at(now: int, **options: Any) -> Timeout[Any]:
-        return Timeout(party.client, clock=lambda: now, **options)
-
-    own = at(1_000_000)
-    party(own.create("feed", every=60, retries=3, queue=queue))
-    party(own.create("news", every=3600, queue=queue))
-    assert party(own.acquire("feed", queue=queue)) is True
-    assert party(at(1_000_010).listed(queue=queue)) == [
-        (queue, "news", 3600, 3600 - 1_000_010, None),  # never acquired: since 1970
-        (queue, "feed", 60, 50, 2),
-    ]
-    assert party(at(1_000_010, every=100).listed(queue=queue))[1].free_in == 90
-    assert [each.id for each in party(own.listed(1, queue=queue))] == ["news"]
-    assert party(own.listed(queue=f"{queue} too")) == []
-
-    windows = at(3_600_100, every=3600, windowed=True)
-    assert party(windows.acquire("news", queue=queue)) is True
-    assert [each.free_in for each in party(windows.listed(queue=queue)) if each.id == "news"] == [3500]
-    days = at(3_600_100, every=86400, windowed=True, tz="Europe/Paris")
-    assert {each.free_in for each in party(days.listed(queue=queue))} == {None}

@@ -105,8 +105,3 @@ def test_the_server_time_is_not_another_reply(
     mutex._calls._estimate = None
     interrupt(lambda: party.client.eval(SLOW, 0))
     assert party(mutex.acquire("free", queue=queue)) is True
-
-
-def test_lists_are_not_another_reply(party: Party, mutex: Mutex[Any], queue: str, interrupt: Interrupt) -> None:
-    interrupt(lambda: party.client.eval(SLOW.replace("return 1\n", "return {'held', 'x'}\n"), 0))
-    assert [each.id for each in party(mutex.held(queue=queue))] == ["held"]
