@@ -29,7 +29,7 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy_dlock import create_sadlock
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.alembic import ops
+from sqlalchemy_locks.alembic import ops as _registers  # noqa: F401
 from sqlalchemy_locks.alembic.steps import STEPS
 
 from .report import durable, judge
@@ -229,8 +229,9 @@ def database(server: URL) -> Iterator[URL]:
     url = server.set(database=DATABASE)
     try:
         engine = create_engine(url, poolclass=NullPool)
-        with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
-            ops.upgrade_locks(from_="base", to=STEPS[-1])
+        with engine.begin() as connection:
+            operations: Any = Operations(MigrationContext.configure(connection))
+            operations.upgrade_locks(from_="base", to=STEPS[-1])
         yield url
     finally:
         with administrator.connect() as connection:

@@ -30,7 +30,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.alembic import ops
+from sqlalchemy_locks.alembic import ops as _registers  # noqa: F401
 from sqlalchemy_locks.alembic.steps import STEPS
 
 from .lock import Pair, Target
@@ -280,8 +280,9 @@ def database(name: str) -> Iterator[URL]:
         server.create_database(DATABASE)
         url = make_url(server.url(DRIVERS[name], DATABASE))
         engine = create_engine(url, poolclass=NullPool)
-        with engine.begin() as connection, Operations.context(MigrationContext.configure(connection)):
-            ops.upgrade_locks(from_="base", to=STEPS[-1])
+        with engine.begin() as connection:
+            operations: Any = Operations(MigrationContext.configure(connection))
+            operations.upgrade_locks(from_="base", to=STEPS[-1])
         yield url
 
 

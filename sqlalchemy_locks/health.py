@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from sqlalchemy import select
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.checks import Finding
@@ -59,16 +60,21 @@ def _clock(connection: Connection) -> Finding:
 def _installed(connection: Connection, schema: str, prefix: str) -> Iterator[Finding]:
     # imported here: Alembic is needed to examine an installation, never to lock
     from sqlalchemy_locks.alembic.drift import check
-    from sqlalchemy_locks.alembic.grants import missing
     from sqlalchemy_locks.alembic.options import Options
     from sqlalchemy_locks.alembic.steps import STEPS, recorded
 
-    options = Options(schema=schema, prefix=prefix)
-    denied = missing(connection, options)
-    unreadable = {name for each in denied or () for name in each.unreadable}
-    # MySQL and MariaDB don't even reveal whether a table exists that the user may not read
-    comparable = not unreadable or (backend_for(connection.dialect).schemas and "installed" not in unreadable)
-    steps = recorded(connection, options) if comparable else {}
+    try:
+        steps = recorded(connection, Options(schema=schema, prefix=prefix))
+        drifts = check(connection, schema=schema, prefix=prefix) if steps is not None else []
+    except DBAPIError as error:
+        if not backend_for(connection.dialect).denied(error):
+            raise
+        says = (
+            "the user of this connection may not read what is installed: `grant_to` in a migration, or "
+            "`sqlalchemy-locks install --grant-to`, grants a user what locks need"
+        )
+        yield Finding("installed", "problem", says)
+        return
     if steps is None:
         says = (
             "nothing is installed here: `sqlalchemy-locks install` without Alembic; with Alembic `alembic upgrade "
@@ -76,21 +82,12 @@ def _installed(connection: Connection, schema: str, prefix: str) -> Iterator[Fin
         )
         yield Finding("installed", "problem", says)
         return
-    for each in denied or ():
-        yield Finding("privileges", "problem" if each.needed else "warning", each.says)
-    if denied == []:
-        yield Finding("privileges", "ok", "the user of this connection has every privilege that locks need")
-    if not comparable:
-        says = "what is installed can't be compared with what was: it takes the SELECT that is lacking"
-        yield Finding("installed", "warning", says)
-        return
     absent = [step for step in STEPS if step not in steps]
     if absent:
         says = f"of the steps {', '.join(STEPS)}, {', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"
         yield Finding("installed", "warning" if steps else "problem", f"{says}: what they install can't be used")
     else:
         yield Finding("installed", "ok", f"the steps up to {STEPS[-1]}, by {' and '.join(sorted(set(steps.values())))}")
-    drifts = check(connection, schema=schema, prefix=prefix)
     for sentence in drifts:
         yield Finding("index" if "has lost its index" in sentence else "drift", "problem", sentence)
     if not drifts:

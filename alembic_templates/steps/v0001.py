@@ -286,7 +286,7 @@ def upgrade(op: Operations, options: Options) -> None:
     script = InstallScript(op, options)
     if script.family != "postgresql" and options.locking == "table":
         raise Refused("locking='table' is for PostgreSQL: on other engines locks are rows of a table already")
-    if script.family == "sqlite" and options.grant_to:
+    if script.family == "sqlite" and options.grantees:
         raise Refused("grant_to is refused on SQLite, which has no roles: access to the file is access to the locks")
     if script.family == "postgresql":
         _create_schema(script)
@@ -310,7 +310,8 @@ def upgrade(op: Operations, options: Options) -> None:
             script.run(script.body(path))
         _grant_postgresql(script)
     else:
-        for grantee in map(script.grantee, options.grant_to):
+        for grantee in map(script.grantee, options.grantees):
+            script.run(f"GRANT SELECT ON {script.table('installed')} TO {grantee}")
             for table in _TABLES:
                 if table != "installed":
                     script.run(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {script.table(table)} TO {grantee}")
@@ -471,12 +472,12 @@ def _execute(command: str) -> str:
 
 
 def _grant_postgresql(script: InstallScript) -> None:
-    if not script.options.grant_to:
+    if not script.options.grantees:
         return
     functions = [f"{script.schema}.{name}({arguments})" for name, arguments in FUNCTIONS.items()]
     for function in functions:
         script.run(f"REVOKE ALL ON FUNCTION {function} FROM PUBLIC")
-    for grantee in map(script.grantee, script.options.grant_to):
+    for grantee in map(script.grantee, script.options.grantees):
         script.run(f"GRANT USAGE ON SCHEMA {script.schema} TO {grantee}")
         for function in functions:
             script.run(f"GRANT EXECUTE ON FUNCTION {function} TO {grantee}")

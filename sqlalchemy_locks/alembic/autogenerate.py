@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from alembic import context
@@ -15,38 +15,24 @@ from sqlalchemy_locks.alembic.options import Options
 
 LABEL = "sqlalchemy_locks"
 
-IncludeName = Callable[[Any, Any, Any], bool]
-
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[Any, str | None]) -> bool:
     """Exclude this library's tables from autogenerate: for ``context.configure(include_name=...)``.
 
     The schema and the prefix are read from ``alembic.ini`` (``sqlalchemy_locks_schema``,
-    ``sqlalchemy_locks_prefix``). If a directive names others, or ``env.py`` has a filter of its own, use
-    :func:`include_name_for`.
+    ``sqlalchemy_locks_prefix``): set them there, too, if a directive names others. A filter of your own calls this one.
     """
+    if type_ != "table" or name is None:
+        return True
     # without an environment, as in a programmatic comparison, there is no configuration
-    config = context.config if hasattr(context, "config") else None
-    options = Options.from_config(config)
-    return not _is_shipped(name, type_, parent_names, options.schema, options.prefix)
-
-
-def include_name_for(
-    *, schema: str | None = "lock", prefix: str = "lock_", also: IncludeName | None = None
-) -> Callable[[str | None, str, MutableMapping[Any, str | None]], bool]:
-    """Return :func:`include_name` for another schema or prefix, or combined with a filter of the app's.
-
-    :param schema: the schema of the tables on PostgreSQL and YugabyteDB; ``None`` for the connection's default schema.
-    :param prefix: the prefix of the tables' names on the other engines.
-    :param also: a filter that is called for every name that isn't this library's.
-    """
-
-    def included(name: str | None, type_: str, parent_names: MutableMapping[Any, str | None]) -> bool:
-        if _is_shipped(name, type_, parent_names, schema, prefix):
-            return False
-        return also is None or also(name, type_, parent_names)
-
-    return included
+    options = Options.from_config(context.config if hasattr(context, "config") else None)
+    tables = {table for step in steps.STEPS for names in steps.load(step).TABLES.values() for table in names}
+    schema = parent_names.get("schema_name")
+    if schema is None and name in {options.prefix + table for table in tables}:
+        return False
+    # autogenerate calls PostgreSQL's default schema None
+    schemas = (options.schema, None) if options.schema == "public" else (options.schema,)
+    return schema not in schemas or name not in tables
 
 
 def own_branch(
@@ -72,14 +58,3 @@ def own_branch(
             directive.head = app_heads[0] if app_heads else "base"
         if not app_heads and directive.version_path is None and folders:
             directive.version_path = str(coerce_resource_to_filename(folders[0]).absolute())
-
-
-def _is_shipped(
-    name: str | None, type_: str, parents: Mapping[Any, str | None], schema: str | None, prefix: str
-) -> bool:
-    if type_ != "table" or name is None:
-        return False
-    tables = {table for step in steps.STEPS for names in steps.load(step).TABLES.values() for table in names}
-    if parents.get("schema_name") is None and name in {prefix + table for table in tables}:
-        return True
-    return parents.get("schema_name") == schema and name in tables

@@ -1,147 +1,100 @@
 """The directives, for the app's own revisions. Importing this module registers them.
 
+    from alembic import op
     from sqlalchemy_locks.alembic import ops
 
     def upgrade() -> None:
         op.upgrade_locks(from_="base", to="0001")
+        op.add_lock_columns("order", retries=True, queue=True, fence=True)
 
     def downgrade() -> None:
+        op.drop_lock_columns("order", retries=True, queue=True, fence=True)
         op.downgrade_locks(from_="0001", to="base")
 
-Both ends are named, so that a revision keeps its meaning when the library adds steps. ``ops.upgrade_locks()`` and
-``ops.downgrade_locks()`` are the same functions, for type checkers, which can't see what was added to ``op``.
+Both ends are named, so that a revision keeps its meaning when the library adds steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from alembic import op as _op
 from alembic.operations import MigrateOperation, Operations
+from sqlalchemy import BigInteger, Column, Integer, String, text
 
 from sqlalchemy_locks.alembic import steps
-from sqlalchemy_locks.alembic.columns import add_lock_columns, drop_lock_columns
-from sqlalchemy_locks.alembic.options import Options
+from sqlalchemy_locks.alembic.options import Options, Refused
 
-__all__ = [
-    "DowngradeLocksOp",
-    "UpgradeLocksOp",
-    "add_lock_columns",
-    "downgrade_locks",
-    "drop_lock_columns",
-    "upgrade_locks",
-]
+#: The column of each role. Rows that exist already get the default, or NULL.
+_COLUMNS: Mapping[str, Callable[[], Column[Any]]] = {
+    "retries": lambda: Column("retries_left", Integer()),
+    "queue": lambda: Column("queue_id", String(255), nullable=False, server_default=text("'default'")),
+    "fence": lambda: Column("fence", BigInteger(), nullable=False, server_default=text("0")),
+    "token": lambda: Column("token", String(32)),
+    "claim": lambda: Column("claim", BigInteger(), nullable=False, server_default=text("0")),
+}
 
 
 @Operations.register_operation("upgrade_locks")
-class UpgradeLocksOp(MigrateOperation):
-    """Install steps of this library."""
-
-    def __init__(self, from_: str, to: str, options: Options) -> None:
-        self.from_ = from_
-        self.to = to
-        self.steps = steps.between(from_, to)
-        self.options = options
-
-    @classmethod
-    def upgrade_locks(
-        cls,
-        operations: Operations,
-        *,
-        from_: str,
-        to: str,
-        schema: str = "lock",
-        prefix: str = "lock_",
-        grant_to: str | Iterable[str] | None = None,
-        locking: str = "native",
-    ) -> None:
-        """Install the steps above ``from_`` up to ``to``; see :func:`upgrade_locks`."""
-        options = Options.from_arguments(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
-        operations.invoke(cls(from_, to, options))
-
-    def reverse(self) -> DowngradeLocksOp:
-        """Return the directive that undoes this one."""
-        return DowngradeLocksOp(self.to, self.from_, self.options)
-
-
 @Operations.register_operation("downgrade_locks")
-class DowngradeLocksOp(MigrateOperation):
-    """Remove steps of this library."""
-
-    def __init__(self, from_: str, to: str, options: Options) -> None:
-        self.from_ = from_
-        self.to = to
-        self.steps = steps.between(to, from_)
-        self.options = options
+class InstallDirectives(MigrateOperation):
+    """``op.upgrade_locks`` and ``op.downgrade_locks``."""
 
     @classmethod
-    def downgrade_locks(
-        cls,
-        operations: Operations,
-        *,
-        from_: str,
-        to: str,
-        schema: str = "lock",
-        prefix: str = "lock_",
-        grant_to: str | Iterable[str] | None = None,
-        locking: str = "native",
-    ) -> None:
-        """Remove the steps from ``from_`` down to ``to``; see :func:`downgrade_locks`."""
-        options = Options.from_arguments(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
-        operations.invoke(cls(from_, to, options))
+    def upgrade_locks(cls, operations: Operations, *, from_: str, to: str, **options: Any) -> None:
+        """Install the steps above ``from_`` up to ``to``.
 
-    def reverse(self) -> UpgradeLocksOp:
-        """Return the directive that undoes this one."""
-        return UpgradeLocksOp(self.to, self.from_, self.options)
+        :param from_: the last step that is installed already, ``"base"`` for none.
+        :param to: the last step to install.
+        :param options: as keywords, those of :class:`~sqlalchemy_locks.alembic.Options`: ``schema``, ``prefix``,
+            ``grant_to``, ``locking``.
+        :raises ValueError: for an unknown step, the wrong direction, a name that would need escaping, an option that
+            the engine doesn't support, and if the shipped revisions have installed steps in this database.
+        """
+        steps.upgrade(operations, steps.between(from_, to), Options(**options), "directives")
 
+    @classmethod
+    def downgrade_locks(cls, operations: Operations, *, from_: str, to: str, **options: Any) -> None:
+        """Remove the steps from ``from_`` down to ``to``, ``"base"`` for all.
 
-@Operations.implementation_for(UpgradeLocksOp)
-def _upgrade(operations: Operations, operation: UpgradeLocksOp) -> None:
-    steps.upgrade(operations, operation.steps, operation.options, "directives")
+        Parameters and errors are those of ``upgrade_locks``; pass the values that were used to upgrade. Nothing else
+        is removed: the engine refuses while another object depends on one of these.
+        """
+        steps.downgrade(operations, steps.between(to, from_), Options(**options), "directives")
 
 
-@Operations.implementation_for(DowngradeLocksOp)
-def _downgrade(operations: Operations, operation: DowngradeLocksOp) -> None:
-    steps.downgrade(operations, operation.steps, operation.options, "directives")
+@Operations.register_operation("add_lock_columns")
+@Operations.register_operation("drop_lock_columns")
+class ColumnDirectives(MigrateOperation):
+    """``op.add_lock_columns`` and ``op.drop_lock_columns``."""
+
+    @classmethod
+    def add_lock_columns(cls, operations: Operations, table: str, *, schema: str | None = None, **roles: bool) -> None:
+        """Add columns of locks to a table of the app.
+
+        :param schema: the table's schema.
+        :param roles: as keywords, the columns:
+
+            - ``retries=True``: ``retries_left``, an integer; ``NULL``, which means unlimited, in existing rows.
+            - ``queue=True``: ``queue_id``, a name; ``'default'`` in existing rows. A unique constraint on the id alone
+              is not changed: replace it if ids are unique within a queue only.
+            - ``fence=True``: ``fence``, the fencing token of the last write or acquisition; 0 in existing rows.
+            - ``token=True``: ``token``, the nonce by which ``Locks`` recognizes its own acquisition after a lost reply.
+            - ``claim=True``: ``claim``, a random number that each capture writes: the proof of having captured a row.
+        :raises ValueError: if none is selected, or for an unknown one.
+        """
+        for role in _selected(table, roles):
+            operations.add_column(table, _COLUMNS[role](), schema=schema)
+
+    @classmethod
+    def drop_lock_columns(cls, operations: Operations, table: str, *, schema: str | None = None, **roles: bool) -> None:
+        """Drop the columns that ``add_lock_columns`` added, with the same parameters."""
+        for role in reversed(_selected(table, roles)):
+            operations.drop_column(table, str(_COLUMNS[role]().name), schema=schema)
 
 
-def upgrade_locks(
-    *,
-    from_: str,
-    to: str,
-    schema: str = "lock",
-    prefix: str = "lock_",
-    grant_to: str | Iterable[str] | None = None,
-    locking: str = "native",
-) -> None:
-    """Install the steps above ``from_`` up to ``to``; also ``op.upgrade_locks()``.
-
-    :param from_: the last step that is installed already, ``"base"`` for none.
-    :param to: the last step to install.
-    :param schema: the schema on PostgreSQL and YugabyteDB. It is created if it doesn't exist.
-    :param prefix: the prefix of the tables' names on MySQL, MariaDB and SQLite.
-    :param grant_to: a role, or several, to grant what the locks need and no more.
-    :param locking: ``"table"``: on PostgreSQL, lock rows of a table instead of advisory keys.
-    :raises ValueError: for an unknown step, the wrong direction, a name that would need escaping, an option that the
-        engine doesn't support, and if the shipped revisions have installed steps in this database.
-    """
-    options = Options.from_arguments(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
-    _op.invoke(UpgradeLocksOp(from_, to, options))
-
-
-def downgrade_locks(
-    *,
-    from_: str,
-    to: str,
-    schema: str = "lock",
-    prefix: str = "lock_",
-    grant_to: str | Iterable[str] | None = None,
-    locking: str = "native",
-) -> None:
-    """Remove the steps from ``from_`` down to ``to``, ``"base"`` for all; also ``op.downgrade_locks()``.
-
-    Parameters and errors are those of :func:`upgrade_locks`; pass the values that were used to upgrade. Nothing else is
-    removed: the engine refuses while another object depends on one of these.
-    """
-    options = Options.from_arguments(schema=schema, prefix=prefix, grant_to=grant_to, locking=locking)
-    _op.invoke(DowngradeLocksOp(from_, to, options))
+def _selected(table: str, roles: Mapping[str, bool]) -> list[str]:
+    selected = [role for role in _COLUMNS if roles.get(role)]
+    if not selected or not roles.keys() <= _COLUMNS.keys():
+        raise Refused(f"{table}: name at least one column, e.g. fence=True; there are {', '.join(_COLUMNS)}")
+    return selected

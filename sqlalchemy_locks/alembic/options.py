@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from alembic.config import Config
@@ -31,7 +31,7 @@ class Options:
 
     :param schema: the schema, on PostgreSQL and YugabyteDB.
     :param prefix: the prefix of the tables' names on MySQL, MariaDB and SQLite, which have no schemas.
-    :param grant_to: the roles that the app runs as; each is granted what the locks need and no more.
+    :param grant_to: the role that the app runs as, or several; each is granted what the locks need and no more.
         MySQL and MariaDB also accept ``"user@host"``.
     :param locking: ``"native"`` or, on PostgreSQL only, ``"table"`` for functions that lock rows of a table.
     :raises Refused: for a name that would need escaping, or an unknown ``locking``. A ``ValueError``.
@@ -39,8 +39,13 @@ class Options:
 
     schema: str = "lock"
     prefix: str = "lock_"
-    grant_to: tuple[str, ...] = field(default=())
+    grant_to: str | Sequence[str] | None = None
     locking: Locking = "native"
+
+    @property
+    def grantees(self) -> tuple[str, ...]:
+        """The roles of ``grant_to``."""
+        return (self.grant_to,) if isinstance(self.grant_to, str) else tuple(self.grant_to or ())
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.schema):
@@ -53,7 +58,7 @@ class Options:
                 f"the prefix {self.prefix!r} is refused: a letter or underscore, then up to 43 letters, "
                 "digits, underscores or dollar signs"
             )
-        for grantee in self.grant_to:
+        for grantee in self.grantees:
             if not _GRANTEE.fullmatch(grantee):
                 raise Refused(
                     f"the role {grantee!r} is refused: letters, digits and _ $ . - are allowed in a role's name, "
@@ -61,19 +66,6 @@ class Options:
                 )
         if self.locking not in get_args(Locking):
             raise Refused(f"locking is 'native' or 'table', not {self.locking!r}")
-
-    @classmethod
-    def from_arguments(
-        cls,
-        *,
-        schema: str = "lock",
-        prefix: str = "lock_",
-        grant_to: str | Iterable[str] | None = None,
-        locking: str = "native",
-    ) -> Options:
-        """Build the options of a directive; ``grant_to`` may be one name, several, or none."""
-        names = (grant_to,) if isinstance(grant_to, str) else tuple(grant_to or ())
-        return cls(schema, prefix, names, locking)  # type: ignore[arg-type]
 
     @classmethod
     def from_config(cls, config: Config | None) -> Options:
@@ -84,16 +76,11 @@ class Options:
         if config is None:
             return cls()
 
-        def option(name: str, default: str) -> str:
-            return str(config.get_alembic_option(f"sqlalchemy_locks_{name}", default))
+        def option(name: str, default: Any) -> Any:
+            return config.get_alembic_option(f"sqlalchemy_locks_{name}", default)
 
         # a list in TOML, though Alembic's annotation is str
-        grantees: Any = config.get_alembic_option("sqlalchemy_locks_grant_to", "")
+        grantees = option("grant_to", "")
         if isinstance(grantees, str):
             grantees = [name.strip() for name in grantees.split(",") if name.strip()]
-        return cls.from_arguments(
-            schema=option("schema", cls.schema),
-            prefix=option("prefix", cls.prefix),
-            grant_to=grantees,
-            locking=option("locking", cls.locking),
-        )
+        return cls(option("schema", cls.schema), option("prefix", cls.prefix), grantees, option("locking", cls.locking))

@@ -467,7 +467,7 @@ def fresh_nonce() -> str:
 
 
 #: of an error of the driver's
-_DENIED = "`sqlalchemy-locks check` as this user prints the GRANT that it lacks"
+_DENIED = "`grant_to` in a migration, or `sqlalchemy-locks install --grant-to`, grants a user what locks need"
 
 
 class translated:

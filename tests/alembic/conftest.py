@@ -11,41 +11,28 @@ from sqlalchemy.engine import URL
 
 from tests.alembic.project import Fresh, Project
 
-#: Every engine, with the drivers that run migrations.
+#: Every kind of server, with a driver that runs migrations.
 ENGINES = [
     ("postgresql15", "psycopg"),
-    ("postgresql15", "psycopg2"),
-    ("postgresql18", "psycopg"),
-    ("yugabytedb", "psycopg2"),
+    ("postgresql18", "psycopg2"),
     ("yugabytedb", "yugabytedb"),
     ("mysql", "pymysql"),
     ("mariadb", "mariadb+pymysql"),
     ("sqlite", "pysqlite"),
 ]
 
-#: Each kind of server, once.
-SERVERS = [
-    ("postgresql15", "psycopg"),
-    ("yugabytedb", "psycopg2"),
-    ("mysql", "pymysql"),
-    ("mariadb", "mariadb+pymysql"),
-    ("sqlite", "pysqlite"),
-]
+
+@pytest.fixture(params=ENGINES, ids="-".join)
+def engine(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """Each kind of server."""
+    pair: tuple[str, str] = request.param
+    return pair
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker of slow tests, which interrupt every command and don't depend on the driver."""
-    config.addinivalue_line("markers", "long: once on each kind of server, by directives only")
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`engine`: once for every engine; `installed_by`: once for each; fewer for tests marked as long."""
-    long = metafunc.definition.get_closest_marker("long") is not None
-    if "engine" in metafunc.fixturenames:
-        engines = [engine for engine in ENGINES if not long or engine in SERVERS]
-        metafunc.parametrize("engine", engines, ids=lambda pair: "-".join(pair))
-    if "installed_by" in metafunc.fixturenames:
-        metafunc.parametrize("installed_by", ["directives"] if long else ["revisions", "directives"])
+@pytest.fixture(params=["revisions", "directives"])
+def installed_by(request: pytest.FixtureRequest) -> str:
+    """Both doors."""
+    return str(request.param)
 
 
 @pytest.fixture

@@ -151,7 +151,7 @@ def statements(
         opts={"as_sql": True, "output_buffer": buffer},
     )
     run = steps_.upgrade if direction == "upgrade" else steps_.downgrade
-    run(Operations(context), steps or steps_.STEPS, Options.from_arguments(**options), installed_by)
+    run(Operations(context), steps or steps_.STEPS, Options(**options), installed_by)
     return [part + ";" for part in buffer.getvalue().split(";\n\n") if part.strip()]
 
 
@@ -249,8 +249,3 @@ def installed(url: URL, schema: str = "lock", prefix: str = "lock_") -> list[tup
     by_schema = url.get_backend_name() in ("postgresql", "yugabytedb")
     table = f'"{schema}".installed' if by_schema else f"{prefix}installed"
     return run(url, f"SELECT step, installed_by FROM {table} ORDER BY step")
-
-
-def normal(text: str) -> str:
-    """A script without the statements that a dialect adds for its transactions."""
-    return re.sub(r"^(BEGIN|COMMIT);\n*", "", text, flags=re.MULTILINE)

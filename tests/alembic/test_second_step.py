@@ -6,21 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sqlalchemy as sa
-from alembic.migration import MigrationContext
-from alembic.operations import Operations
-from alembic.util import CommandError
 from sqlalchemy.engine import URL
 
-from sqlalchemy_locks.alembic import Refused, check, include_name, ops
-from sqlalchemy_locks.alembic.grants import missing
-from sqlalchemy_locks.alembic.options import Options
+from sqlalchemy_locks.alembic import Refused, check, include_name, steps
 from sqlalchemy_locks.health import examine
-from tests.alembic.project import Fresh, Project, catalog, connected, execute, installed, run, statements
+from tests.alembic.project import Project, catalog, connected, execute, installed, run, statements
 from tests.fixtures import second_step
 
 FIRST, SECOND = "0001", second_step.STEP
-pytestmark = pytest.mark.long
 
 
 @pytest.fixture(autouse=True)
@@ -67,29 +60,22 @@ def test_a_range_has_the_steps_between_its_ends(dialect: str) -> None:
     both = statements(dialect, "upgrade")
     first, second = (statements(dialect, "upgrade", (step,)) for step in (FIRST, SECOND))
     assert both == first + second
-    assert ops.UpgradeLocksOp(FIRST, SECOND, Options()).steps == (SECOND,)
-    assert ops.DowngradeLocksOp(SECOND, FIRST, Options()).steps == (SECOND,)
-    assert ops.UpgradeLocksOp("base", SECOND, Options()).steps == (FIRST, SECOND)
+    assert steps.between(FIRST, SECOND) == (SECOND,)
+    assert steps.between("base", SECOND) == (FIRST, SECOND)
     with pytest.raises(Refused, match="not upwards"):
-        ops.UpgradeLocksOp(SECOND, FIRST, Options())
+        steps.between(SECOND, FIRST)
 
 
-@pytest.mark.parametrize("step", [FIRST, SECOND])
-def test_an_interrupted_downgrade_of_one_step_runs_again(
-    url: URL, engine: tuple[str, str], step: str, tmp_path: Path
-) -> None:
-    commands = statements(engine[0].rstrip("0123456789"), "downgrade", (step,))
-    below = "base" if step == FIRST else FIRST
+def test_an_interrupted_downgrade_of_one_step_runs_again(url: URL, engine: tuple[str, str], tmp_path: Path) -> None:
+    commands = statements(engine[0].rstrip("0123456789"), "downgrade", (SECOND,))
     project = Project(tmp_path, url, "directives", stepwise=True)
-    left = []
-    # for each command: all before it were executed
-    for done in range(len(commands) + 1) if step == SECOND else (1, len(commands) // 2, len(commands)):
-        project.upgrade(step)
-        if done:
-            execute(url, "\n".join(commands[:done]))
-        project.downgrade(below)
-        left.append(catalog(url))
-    assert all(one == left[0] for one in left)
+    project.upgrade(FIRST)
+    first = catalog(url)
+    for number in range(1, len(commands) + 1):
+        project.upgrade(SECOND)
+        execute(url, "\n".join(commands[:number]))
+        project.downgrade(FIRST)
+        assert catalog(url) == first
 
 
 def test_a_step_that_is_not_installed_is_no_drift_but_a_warning(url: URL, tmp_path: Path) -> None:
@@ -126,33 +112,8 @@ def test_drift_is_judged_by_the_last_step_that_declares_it(url: URL, tmp_path: P
         assert sentence.endswith(f"{note}{sentence[0]} is missing")
 
 
-def test_directives_do_not_continue_after_revisions(fresh: Fresh, tmp_path: Path) -> None:
-    url = fresh("sqlite", "pysqlite")
-    Project(tmp_path / "revisions", url, "revisions").upgrade(FIRST)
-    made = catalog(url)
-    with connected(url) as connection, pytest.raises(CommandError, match="stay with the one that was used first"):
-        operations: Any = Operations(MigrationContext.configure(connection))
-        operations.upgrade_locks(from_=FIRST, to=SECOND)
-    assert catalog(url) == made
-
-
 def test_autogenerate_ignores_tables_of_every_step() -> None:
     for name in ("note", "task", "lock_note", "lock_task"):
         parents: dict[Any, str | None] = {"schema_name": None if name.startswith("lock_") else "lock"}
         assert not include_name(name, "table", parents)
     assert include_name("lock_notes", "table", {"schema_name": None})
-
-
-def test_a_grant_of_the_second_step_alone_is_missed(fresh: Fresh, tmp_path: Path) -> None:
-    url = fresh("postgresql15", "psycopg")
-    app = f"app_{url.database}"
-    run(url, f"CREATE ROLE {app} LOGIN")
-    with sa.create_engine(url, poolclass=sa.NullPool).begin() as connection:
-        operations: Any = Operations(MigrationContext.configure(connection))
-        operations.upgrade_locks(from_="base", to=FIRST, grant_to=app)
-        operations.upgrade_locks(from_=FIRST, to=SECOND)
-    with connected(url.set(username=app)) as connection:
-        assert [each.says for each in missing(connection, Options()) or ()] == [
-            f"{app} lacks SELECT, INSERT, UPDATE, DELETE on lock.note: "
-            f"GRANT SELECT, INSERT, UPDATE, DELETE ON lock.note TO {app}"
-        ]

@@ -7,21 +7,18 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 from alembic.script import ScriptDirectory
-from alembic.util import CommandError
 from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.alembic import Refused
-from sqlalchemy_locks.alembic.steps import STEPS, InstalledBy
+from sqlalchemy_locks.alembic.steps import STEPS
 from tests.alembic.project import (
     Fresh,
     Project,
     catalog,
     execute,
     installed,
-    normal,
     run,
     statements,
-    tables,
 )
 
 HEAD = f"sqlalchemy_locks_{STEPS[-1]}"
@@ -38,25 +35,20 @@ def test_downgrade_removes_what_upgrade_created(project: Project, url: URL, inst
     assert catalog(url) == made
 
 
-def test_the_offline_script_makes_the_same(
-    project: Project, url: URL, fresh: Fresh, engine: tuple[str, str], installed_by: str
+def test_both_doors_and_their_offline_scripts_install_the_same(
+    fresh: Fresh, engine: tuple[str, str], tmp_path: Path
 ) -> None:
-    project.upgrade()
-    other = fresh(*engine)
-    execute(other, project.script())
-    assert catalog(other) == catalog(url)
-    assert installed(other) == installed(url)
-    execute(other, project.script("downgrade"))
-    assert catalog(other) == {}
-
-
-def test_revisions_and_directives_install_the_same(fresh: Fresh, engine: tuple[str, str], tmp_path: Path) -> None:
-    made = []
-    for installed_by in ("revisions", "directives"):
-        url = fresh(*engine)
-        Project(tmp_path / installed_by, url, installed_by).upgrade()
-        made.append(catalog(url))
-    assert made[0] == made[1]
+    catalogs = []
+    for door in ("revisions", "directives"):
+        url, offline = fresh(*engine), fresh(*engine)
+        project = Project(tmp_path / door, url, door)
+        project.upgrade()
+        execute(offline, project.script())
+        catalogs += [catalog(url), catalog(offline)]
+        assert installed(offline) == installed(url)
+        execute(offline, project.script("downgrade"))
+        assert catalog(offline) == {}
+    assert all(each == catalogs[0] for each in catalogs)
 
 
 @pytest.mark.parametrize("second", ["revisions", "directives"])
@@ -72,29 +64,22 @@ def test_revisions_and_directives_are_not_mixed(url: URL, tmp_path: Path, second
     assert installed(url) == [(step, first) for step in STEPS]
 
 
-def test_one_script_for_postgresql_and_yugabytedb(fresh: Fresh, tmp_path: Path) -> None:
-    postgresql = fresh("postgresql15", "psycopg")
-    yugabytedb = fresh("yugabytedb", "yugabytedb")
-    scripts = [
-        normal(Project(tmp_path / url.drivername, url, "revisions").script()) for url in (postgresql, yugabytedb)
-    ]
-    assert scripts[0] == scripts[1]
-    for url in (postgresql, yugabytedb):
-        execute(url, scripts[0])
-    relations = [{name: kind for name, kind, *_ in catalog(url)["relations"]} for url in (postgresql, yugabytedb)]
-    assert relations[0]["locked_keys"] == "v"
-    assert relations[1]["locked_keys"] == "r"
-
-
-def test_one_script_for_mysql_and_mariadb(fresh: Fresh, tmp_path: Path) -> None:
-    for direction in ("upgrade", "downgrade"):
-        assert statements("mysql", direction) == statements("mariadb", direction)
-    mysql = fresh("mysql", "pymysql")
-    # written for MySQL: for MariaDB, Alembic adds a RETURNING to its version rows, which MySQL doesn't support
-    script = Project(tmp_path, mysql, "revisions").script()
-    for url in (mysql, fresh("mariadb", "mariadb+pymysql")):
+@pytest.mark.parametrize(
+    ("written", "also"),
+    [
+        (("postgresql15", "psycopg"), ("yugabytedb", "yugabytedb")),
+        # for MariaDB, Alembic adds a RETURNING to its version rows, which MySQL doesn't support
+        (("mysql", "pymysql"), ("mariadb", "mariadb+pymysql")),
+    ],
+)
+def test_one_script_for_two_servers(
+    fresh: Fresh, written: tuple[str, str], also: tuple[str, str], tmp_path: Path
+) -> None:
+    script = Project(tmp_path, fresh(*written), "revisions").script()
+    for pair in (written, also):
+        url = fresh(*pair)
         execute(url, script)
-        assert set(catalog(url)) == {f"lock_{name}" for name in tables("mysql")}
+        assert installed(url) == [(step, "revisions") for step in STEPS]
 
 
 def _dialect(engine: tuple[str, str]) -> str:
@@ -109,33 +94,19 @@ def interruptions(commands: list[str]) -> list[int]:
     ]
 
 
-@pytest.mark.long
-def test_an_interrupted_upgrade_runs_again(
-    project: Project, url: URL, engine: tuple[str, str], installed_by: InstalledBy
-) -> None:
+def test_an_interrupted_upgrade_or_downgrade_runs_again(url: URL, engine: tuple[str, str], tmp_path: Path) -> None:
     """Where each DDL command commits by itself, the whole step is run again."""
-    project.upgrade()
-    made = catalog(url)
-    commands = statements(_dialect(engine), "upgrade", installed_by=installed_by)
-    for done in interruptions(commands):
-        project.downgrade()
-        assert catalog(url) == {}
-        execute(url, "\n".join(commands[:done]))
-        project.upgrade()
-        assert catalog(url) == made
-        assert installed(url) == [(step, installed_by) for step in STEPS]
-
-
-@pytest.mark.long
-def test_an_interrupted_downgrade_runs_again(url: URL, engine: tuple[str, str], tmp_path: Path) -> None:
-    """After the last command, only the version row is left."""
     project = Project(tmp_path, url, "directives")
-    commands = statements(_dialect(engine), "downgrade")
-    for done in interruptions(commands):
+    project.upgrade()
+    complete = catalog(url)
+    for direction, run_again in (("upgrade", project.upgrade), ("downgrade", project.downgrade)):
+        commands = statements(_dialect(engine), direction)
+        for number in interruptions(commands):
+            project.downgrade() if direction == "upgrade" else project.upgrade()
+            execute(url, "\n".join(commands[:number]))
+            run_again()
+            assert catalog(url) == (complete if direction == "upgrade" else {})
         project.upgrade()
-        execute(url, "\n".join(commands[:done]))
-        project.downgrade()
-        assert catalog(url) == {}
 
 
 def test_a_whole_step_runs_again(project: Project, url: URL) -> None:
@@ -152,12 +123,6 @@ def test_one_labelled_head(tmp_path: Path) -> None:
     assert head is not None
     assert head.revision == HEAD
     assert head.branch_labels == {"sqlalchemy_locks"}
-
-
-def test_every_step_has_its_revision(tmp_path: Path) -> None:
-    scripts = ScriptDirectory.from_config(Project(tmp_path, sa.make_url("sqlite://"), "revisions").config)
-    found = [script.revision for script in scripts.walk_revisions()]
-    assert found[::-1] == [f"sqlalchemy_locks_{step}" for step in STEPS]
 
 
 def test_alembic_itself_does_not_know_yugabytedb(yugabytedb: URL) -> None:
@@ -192,8 +157,3 @@ def test_a_failure_rolls_back_no_earlier_version_rows(fresh: Fresh, driver: str,
         project.upgrade()
     assert run(url, "SELECT version_num FROM alembic_version") == [(HEAD,)]
     assert installed(url) == [(step, "revisions") for step in STEPS]
-
-
-def test_a_refusal_is_a_command_error() -> None:
-    assert issubclass(Refused, CommandError)
-    assert issubclass(Refused, ValueError)

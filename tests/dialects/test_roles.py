@@ -66,7 +66,7 @@ def test_the_role_is_no_superuser(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_error_of_a_missing_privilege_says_how_to_find_it(servers: Any, name: str) -> None:
+def test_error_of_a_missing_privilege_says_how_to_grant_it(servers: Any, name: str) -> None:
     administrator = servers.fresh(name, EVERYWHERE[name])
     role = f"role_{make_url(administrator).database}"
     install(administrator)
@@ -79,7 +79,7 @@ def test_error_of_a_missing_privilege_says_how_to_find_it(servers: Any, name: st
     url = make_url(administrator).set(username=role, password="secret").render_as_string(hide_password=False)
     with connected(url) as engine:
         for operation in (sl.semaphore.create("s", 1), sl.Mutex().acquire("m"), sl.Queue().put(1)):
-            with pytest.raises(DBAPIError, match="`sqlalchemy-locks check` as this user prints the GRANT"):
+            with pytest.raises(DBAPIError, match="sqlalchemy-locks install --grant-to"):
                 sl.Locks(engine).run(operation)
 
 

@@ -24,6 +24,8 @@ CREATE TABLE IF NOT EXISTS `my_semaphore_history` (id BIGINT NOT NULL AUTO_INCRE
 
 INSERT IGNORE INTO `my_semaphore` (name) VALUES ('');
 
+GRANT SELECT ON `my_installed` TO `app`@`10.%`;
+
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_locked_keys` TO `app`@`10.%`;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_task_state` TO `app`@`10.%`;
@@ -45,6 +47,8 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON `my_permit_request` TO `app`@`10.%`;
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_permit` TO `app`@`10.%`;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_semaphore_history` TO `app`@`10.%`;
+
+GRANT SELECT ON `my_installed` TO `role`;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_locked_keys` TO `role`;
 
