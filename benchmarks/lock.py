@@ -230,8 +230,8 @@ def database(server: URL) -> Iterator[URL]:
     try:
         engine = create_engine(url, poolclass=NullPool)
         with engine.begin() as connection:
-            operations: Any = Operations(MigrationContext.configure(connection))
-            operations.upgrade_locks(from_="base", to=STEPS[-1])
+            operations = Operations(MigrationContext.configure(connection))
+            operations.upgrade_locks(from_="base", to=STEPS[-1])  # type: ignore[attr-defined]
         yield url
     finally:
         with administrator.connect() as connection:

@@ -281,8 +281,8 @@ def database(name: str) -> Iterator[URL]:
         url = make_url(server.url(DRIVERS[name], DATABASE))
         engine = create_engine(url, poolclass=NullPool)
         with engine.begin() as connection:
-            operations: Any = Operations(MigrationContext.configure(connection))
-            operations.upgrade_locks(from_="base", to=STEPS[-1])
+            operations = Operations(MigrationContext.configure(connection))
+            operations.upgrade_locks(from_="base", to=STEPS[-1])  # type: ignore[attr-defined]
         yield url
 
 

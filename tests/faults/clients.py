@@ -24,6 +24,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import backend_for
 from tests.conformance.faces import Blocking, Loop
 from tests.faults.history import Answer, Holding, Recorder
+from tests.faults.proxy import encryption
 from tests.faults.space import Config, Episode, Step
 from tests.faults.tables import Document, Task
 
@@ -53,9 +54,8 @@ class Face:
         options: dict[str, Any] = {}
         if config.engine != "sqlite" or config.driver == "pysqlite":
             options |= {"pool_size": config.pool, "max_overflow": 0, "pool_timeout": 30}
-        arguments = connect_args(config)
-        if arguments:
-            options["connect_args"] = arguments
+        if config.engine != "sqlite":
+            options["connect_args"] = encryption(config.driver, tls=config.tls)
         if config.isolation and config.isolation_by == "option":
             options["isolation_level"] = config.isolation
         self.loop: Loop | None = None
@@ -114,24 +114,6 @@ class Face:
         finally:
             if self.loop is not None:
                 self.loop.close()
-
-
-def connect_args(config: Config) -> dict[str, Any]:
-    """What a driver is told about TLS."""
-    import ssl
-
-    driver = config.driver.rpartition("+")[2]
-    if config.engine.startswith("postgresql"):
-        if driver == "asyncpg":
-            return {"ssl": "require" if config.tls else "disable"}
-        return {"sslmode": "require" if config.tls else "disable"}
-    if config.engine in ("mysql", "mariadb"):
-        if not config.tls:
-            return {"ssl_disabled": True} if driver == "pymysql" else {}
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        return {"ssl": context}
-    return {}
 
 
 def _set_level(config: Config, connection: Any, record: Any) -> None:

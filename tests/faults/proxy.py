@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
+from typing import Any
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -416,6 +417,20 @@ class MySQL:
     def _packet(self, source: socket.socket) -> bytes:
         head = _exactly(source, 4)
         return head + _exactly(source, int.from_bytes(head[:3], "little"))
+
+
+def encryption(driver: str, *, tls: bool) -> dict[str, Any]:
+    """The arguments of a driver, with TLS or without; the server's certificate is self-signed."""
+    driver = driver.rpartition("+")[2]
+    if driver in ("aiomysql", "asyncmy"):
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        return {"ssl": context} if tls else {}
+    if driver == "pymysql":
+        return {"ssl": {"check_hostname": False}} if tls else {"ssl_disabled": True}
+    if driver == "asyncpg":
+        return {"ssl": "require" if tls else "disable"}
+    return {"sslmode": "require" if tls else "disable"}
 
 
 def _exactly(source: socket.socket, count: int) -> bytes:
