@@ -12,7 +12,7 @@ from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.alembic import template
 from sqlalchemy_locks.alembic.steps import STEPS
-from tests.alembic.project import Fresh, catalog, execute, installed, revision, run, tables
+from tests.alembic.project import Fresh, catalog, execute, installed, run, tables
 from tests.fixtures.forks import main
 
 #: A driver of each kind, in the template that it is for; what the revisions make is compared on every engine elsewhere.
@@ -116,6 +116,7 @@ def test_the_options_of_the_ini_file(fresh: Fresh, shell: Shell, name: str) -> N
     run(url, f"CREATE ROLE app_{url.database}")
     shell.alembic("init", "-t", template(name), "migrations")
     shell.connect(url)
+    shell.ini(r"^# sqlalchemy_locks_prefix = lock_$", "sqlalchemy_locks_prefix = my_")
     shell.ini(r"^# sqlalchemy_locks_schema = lock$", "sqlalchemy_locks_schema = my_locks")
     shell.ini(r"^# sqlalchemy_locks_grant_to =$", f"sqlalchemy_locks_grant_to = app_{url.database}")
     shell.ini(r"^# sqlalchemy_locks_locking = native$", "sqlalchemy_locks_locking = table")
@@ -126,16 +127,6 @@ def test_the_options_of_the_ini_file(fresh: Fresh, shell: Shell, name: str) -> N
     for table in set(tables("postgresql")) - {"installed"}:
         acl = run(url, f"SELECT relacl::text FROM pg_class WHERE oid = 'my_locks.{table}'::regclass")
         assert f"app_{url.database}=arwd/" in acl[0][0]
-
-
-def test_the_prefix_of_the_ini_file(fresh: Fresh, shell: Shell) -> None:
-    url = fresh("sqlite", "pysqlite")
-    shell.alembic("init", "-t", template("generic"), "migrations")
-    shell.connect(url)
-    shell.ini(r"^# sqlalchemy_locks_prefix = lock_$", "sqlalchemy_locks_prefix = my_")
-    shell.alembic("upgrade", "heads")
-    assert {f"my_{name}" for name in tables("sqlite")} <= set(catalog(url))
-    assert all(name.startswith("my_") for name in catalog(url))
 
 
 def test_the_commands_of_the_readme(fresh: Fresh, shell: Shell) -> None:
@@ -161,15 +152,3 @@ def test_a_refusal_prints_a_sentence_without_traceback(fresh: Fresh, shell: Shel
     said = shell.alembic("upgrade", "heads", fails=True)
     assert "Traceback" not in said
     assert "grant_to is refused on SQLite" in said
-
-
-def test_directives_in_a_project_that_alembic_made(fresh: Fresh, shell: Shell) -> None:
-    """Door B needs nothing but the revision."""
-    url = fresh("postgresql15", "psycopg")
-    shell.alembic("init", "migrations")
-    shell.connect(url)
-    (shell.folder / "migrations/versions/a1.py").write_text(revision())
-    shell.alembic("upgrade", "head")
-    assert installed(url) == [(step, "directives") for step in STEPS]
-    shell.alembic("downgrade", "base")
-    assert catalog(url) == {}

@@ -125,22 +125,6 @@ def test_one_labelled_head(tmp_path: Path) -> None:
     assert head.branch_labels == {"sqlalchemy_locks"}
 
 
-def test_alembic_itself_does_not_know_yugabytedb(yugabytedb: URL) -> None:
-    """Why env.py must import the package first; if this fails, Alembic supports it and `impl.py` can go."""
-    from alembic.ddl.impl import DefaultImpl, _impls
-
-    from sqlalchemy_locks.alembic.impl import YugabyteDBImpl
-
-    dialect = sa.create_engine(yugabytedb).dialect
-    assert DefaultImpl.get_by_dialect(dialect) is YugabyteDBImpl
-    ours = _impls.pop("yugabytedb")
-    try:
-        with pytest.raises(KeyError):
-            DefaultImpl.get_by_dialect(dialect)
-    finally:
-        _impls["yugabytedb"] = ours
-
-
 @pytest.mark.parametrize("driver", ["yugabytedb", "psycopg2"])
 def test_a_failure_rolls_back_no_earlier_version_rows(fresh: Fresh, driver: str, tmp_path: Path) -> None:
     """Where DDL commits by itself: recognized by the dialect's name or, behind a postgresql:// URL, set in env.py."""

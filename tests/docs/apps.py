@@ -94,7 +94,7 @@ _APPS: dict[str, Around] = {
     "fastapi.": of_fastapi,
     "starlette.": of_fastapi,
     "problem.": of_any,
-    "dashboard.wsgi": of_the_page_in_flask,
+    "dashboard.app.wsgi": of_the_page_in_flask,
     "dashboard.": of_the_page,
 }
 

@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.health import examine
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
 from tests.docs.apps import Around, of_none
 
@@ -93,6 +94,7 @@ def known(url: str, async_url: str, awaits: bool) -> dict[str, Any]:
     do: Callable[..., Any] = nothing_awaited if awaits else nothing
     return {
         "sl": sl,
+        "examine": examine,
         "engine": engine,
         "async_engine": async_engine,
         "session": session,

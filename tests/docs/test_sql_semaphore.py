@@ -1,4 +1,4 @@
-"""The SQL that docs/semaphore.md shows is executed SQL; its psql examples run."""
+"""The SQL that docs/semaphore.md and docs/lease.md show is executed SQL; the psql examples run."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import create_engine, event
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.semaphore.release import unflushed
 from tests.conftest import PLAIN, Servers, install
 from tests.docs.pages import ROOT, Block, blocks
-from tests.docs.test_sql import dialect, executed, plain, statements
+from tests.docs.test_sql import dialect, executed, plain, spelt_out, statements
+from tests.fixtures.parties import PATIENCE, later, until
+from tests.fixtures.semaphores import polled
 
-BLOCKS = blocks(ROOT / "docs" / "semaphore.md")
+BLOCKS = [*blocks(ROOT / "docs" / "semaphore.md"), *blocks(ROOT / "docs" / "lease.md")]
 SHOWN: dict[str, sl.Operation[Any]] = {
     "semaphore.acquire": sl.semaphore.acquire({"backup-slots": 1}, external_id="job-2", owner="web-1"),
     "semaphore.release": sl.semaphore.release("job-1"),
@@ -23,13 +25,15 @@ SHOWN: dict[str, sl.Operation[Any]] = {
 
 
 def marked(kind: str) -> list[Any]:
-    return [
+    cases = [
         pytest.param(block, engine, *words, id=" ".join((kind, engine, *words)))
         for block in BLOCKS
         if block.mark.startswith(f"{kind}: ")
         for engines, *words in [block.mark.removeprefix(f"{kind}: ").split()]
         for engine in engines.split(",")
     ]
+    assert cases, f"no block is marked <!-- {kind}: ... -->"
+    return cases
 
 
 @pytest.mark.parametrize(("block", "engine", "operation"), marked("sql"))
@@ -52,6 +56,26 @@ def test_shown_sql_is_executed_sql(block: Block, name: str, operation: str, serv
     locks.acquire({"backup-slots": 1}, external_id="job-1")
     assert executed(engine, SHOWN[operation]) == statements(block)
     engine.dispose()
+
+
+@pytest.mark.parametrize(("block", "name"), marked("waiting"))
+def test_shown_sql_is_that_of_a_waiter(block: Block, name: str, servers: Servers) -> None:
+    """The statements from the beginning of an attempt, each once."""
+    url = servers.fresh(name, PLAIN[name])
+    install(url)
+    holder, waiter, seen = create_engine(url), create_engine(url), list[str]()
+    event.listen(waiter, "before_cursor_execute", lambda *called: seen.append(plain(spelt_out(called[2], called[3]))))
+    locks = sl.Locks(holder)
+    locks.run(sl.semaphore.create("exports", 1))
+    grant = locks.acquire({"exports": 1})
+    waits = later(sl.Locks(waiter).acquire, {"exports": 1}, timeout=120)
+    until(lambda: polled(seen), unless=waits)
+    locks.release(grant)
+    waits.result(PATIENCE)
+    begins = [any(word in statement for word in ("sqlalchemy_locks_idle", "idle_in_transaction")) for statement in seen]
+    assert list(dict.fromkeys(seen[begins.index(True) :])) == statements(block)
+    holder.dispose()
+    waiter.dispose()
 
 
 def test_psql_examples_run(servers: Servers) -> None:

@@ -14,6 +14,7 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from datetime import datetime, timezone
 from multiprocessing import get_context
 from typing import Any
 
@@ -24,7 +25,7 @@ from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.dialects import backend_for
 from tests.faults import checkers, tables
 from tests.faults.checkers import Entry, Job, Violation
-from tests.faults.clients import QUEUES, ROOMS, Client, Face, run_in_process
+from tests.faults.clients import QUEUES, ROOMS, Client, Face, moved_clock, run_in_process
 from tests.faults.history import History, Recorder
 from tests.faults.proxy import Proxy
 from tests.faults.space import Config, Episode, Fault
@@ -35,6 +36,7 @@ DEADLINE = 240
 PROCESSES = get_context("forkserver")
 PROCESSES.set_forkserver_preload(["tests.faults.clients"])
 _runs = itertools.count(1)
+LONG_AGO = datetime(2020, 1, 1, tzinfo=timezone.utc)
 
 
 @dataclass
@@ -91,7 +93,7 @@ class Arena:
             self._standby = self.server.standby()
             self.server.replicate_to(self._standby)
         self._prepare(prefix)
-        with _moved(episode.config.skew):
+        with moved_clock(episode.config.skew):
             violations = (self._in_processes if episode.config.processes else self._in_threads)(
                 episode, prefix, recorder, history
             )
@@ -419,11 +421,11 @@ class Arena:
                     if connection.scalar(select(job.c.created_at).where(unfinished).limit(1)) is None:
                         break
                     running = job.c.started_at.is_not(None)
-                    connection.execute(update(job).where(unfinished & running).values(started_at=_long_ago()))
-                    connection.execute(update(self.tables.worker).values(heartbeat_at=_long_ago()))
+                    connection.execute(update(job).where(unfinished & running).values(started_at=LONG_AGO))
+                    connection.execute(update(self.tables.worker).values(heartbeat_at=LONG_AGO))
                 self.locks.run(jobs.requeue_stalled(3600, queue=queue))
                 with self.admin.begin() as connection:
-                    connection.execute(update(job).where(unfinished).values(run_at=_long_ago()))
+                    connection.execute(update(job).where(unfinished).values(run_at=LONG_AGO))
                 captured = self.locks.run(jobs.capture(1000, queue=queue, host="the end"))
                 names = [str(each.external_id) for each in captured]
                 if captured:
@@ -488,21 +490,3 @@ def _state(row: Any) -> str:
     if row.completed_at is not None:
         return "completed"
     return "dead" if row.failed_at is not None else "running" if row.started_at is not None else "ready"
-
-
-def _long_ago() -> Any:
-    from datetime import datetime, timezone
-
-    return datetime(2020, 1, 1, tzinfo=timezone.utc)
-
-
-@contextlib.contextmanager
-def _moved(seconds: float) -> Iterator[None]:
-    """Move the time of day of this process."""
-    real = time.time
-    if seconds:
-        time.time = lambda: real() + seconds  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        time.time = real  # type: ignore[method-assign]

@@ -41,20 +41,14 @@ class PublishedLock:
 
 
 class NaiveSum:
-    """Sum what is held and insert: above READ COMMITTED, or without a lock, the sum is older than the insert."""
+    """Sum what is held and insert: above READ COMMITTED, the sum is older than the insert."""
 
     @staticmethod
-    def acquire(connection: Connection, name: str, holder: str, *, locks: bool) -> bool:
-        suffix = " FOR UPDATE" if locks else ""
-        capacity = connection.scalar(
-            text(f"SELECT capacity FROM broken_room WHERE name = :name{suffix}"), {"name": name}
-        )
-        return NaiveSum.used(connection, name) < capacity
-
-    @staticmethod
-    def used(connection: Connection, name: str) -> int:
+    def acquire(connection: Connection, name: str) -> bool:
+        locked = text("SELECT capacity FROM broken_room WHERE name = :name FOR UPDATE")
+        capacity = connection.scalar(locked, {"name": name})
         used = text("SELECT COALESCE(SUM(count), 0) FROM broken_permit WHERE name = :name")
-        return int(connection.scalar(used, {"name": name}))
+        return bool(connection.scalar(used, {"name": name}) < capacity)
 
     @staticmethod
     def insert(connection: Connection, name: str, holder: str) -> None:

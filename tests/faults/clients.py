@@ -479,20 +479,21 @@ class Client:
 
         self.face.transact(act)
 
+    def _captured(self, step: Step, capturing: Any, name: Callable[[Any], str], session: Session) -> list[Any]:
+        with self.recorder.call(self.name, "capture", limit=step["count"], own=True) as answer:
+            rows = session.execute(capturing).all()
+            if step["end"] == "rollback" and not self.autocommit:
+                session.rollback()
+                return []
+            session.commit()
+            answer.value = [name(row) for row in rows]
+        return list(rows)
+
     def _work(self, step: Step) -> None:
-        queue = self.named("queue", 0)
-
-        def capture(session: Session) -> list[Any]:
-            with self.recorder.call(self.name, "capture", limit=step["count"], own=True) as answer:
-                found = session.execute(self.jobs.capture(step["count"], queue=queue, host=self.name)).all()
-                if step["end"] == "rollback" and not self.autocommit:
-                    session.rollback()
-                    return []
-                session.commit()
-                answer.value = [str(job.external_id) for job in found]
-            return list(found)
-
-        captured = self.face.transact(capture)
+        capturing = self.jobs.capture(step["count"], queue=self.named("queue", 0), host=self.name)
+        captured = self.face.transact(
+            functools.partial(self._captured, step, capturing, lambda job: str(job.external_id))
+        )
         for job in captured:
             name = str(job.external_id)
             hold = self.recorder.hold(self.name, f"job {name}", kind="job", lasting=True)
@@ -506,19 +507,8 @@ class Client:
                     answer.value = self.locks.run(self.jobs.release(job))
 
     def _task(self, step: Step) -> None:
-        queue = self.named("tasks", 0)
-
-        def capture(session: Session) -> list[Any]:
-            with self.recorder.call(self.name, "capture", limit=step["count"], own=True) as answer:
-                found = session.execute(self.tasks.capture(step["count"], queue=queue)).all()
-                if step["end"] == "rollback" and not self.autocommit:
-                    session.rollback()
-                    return []
-                session.commit()
-                answer.value = [task.id for task in found]
-            return list(found)
-
-        for task in self.face.transact(capture):
+        capturing = self.tasks.capture(step["count"], queue=self.named("tasks", 0))
+        for task in self.face.transact(functools.partial(self._captured, step, capturing, lambda task: task.id)):
             hold = self.recorder.hold(self.name, f"task {self.prefix}{task.id}", kind="row", lasting=True)
             hold.leave()
             with self.recorder.call(self.name, "set_status", task.id) as answer:
@@ -650,16 +640,20 @@ def lost(grant: Any) -> bool:
     return bool(target.lost)
 
 
-def moved_clock(seconds: float) -> None:
+@contextlib.contextmanager
+def moved_clock(seconds: float) -> Iterator[None]:
     """Move the clock of this process, in what asks Python for the time of day."""
+    real = time.time
     if seconds:
-        real = time.time
         time.time = lambda: real() + seconds  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        time.time = real  # type: ignore[method-assign]
 
 
 def run_in_process(pipe: Any, episode: Episode, index: int, prefix: str, url: str) -> None:
     """Run one client in this process, which sends its events through the pipe; it begins when it receives something."""
-    moved_clock(episode.config.skew)
     logging.disable()  # what drivers write about connections that are cut
     guard = threading.Lock()
 
@@ -671,7 +665,8 @@ def run_in_process(pipe: Any, episode: Episode, index: int, prefix: str, url: st
     try:
         emit({"event": "ready"})
         pipe.recv()  # the others are ready, too
-        Client(f"client {index}", prefix, face, Recorder(emit, f"{prefix}{index} ")).run(episode.clients[index])
+        with moved_clock(episode.config.skew):
+            Client(f"client {index}", prefix, face, Recorder(emit, f"{prefix}{index} ")).run(episode.clients[index])
         emit({"event": "finished"})
     except BaseException:
         emit({"event": "crashed", "why": traceback.format_exc()[-4000:]})

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import ssl
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-import sqlalchemy_locks as sl
-from tests.faults.proxy import Proxy
+from tests.conformance import faces
+from tests.conformance.faces import opened
+from tests.faults.proxy import Proxy, encryption
 from tests.fixtures.parties import PATIENCE, async_connected, connected, installed
 
 SYNC = [
@@ -33,30 +33,18 @@ ASYNC = [
 sync = pytest.mark.parametrize(("name", "driver"), SYNC, ids=["-".join(pair) for pair in SYNC])
 asynchronous = pytest.mark.parametrize(("name", "driver"), ASYNC, ids=["-".join(pair) for pair in ASYNC])
 
+#: every driver, on its façade
+every = pytest.mark.parametrize(
+    ("name", "driver", "face"),
+    [*((*pair, faces.SYNC) for pair in SYNC), *((*pair, faces.ASYNC) for pair in ASYNC)],
+)
+
 ONE: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": PATIENCE}
-
-
-#: arguments of a driver that encrypts where it can, so that the proxy can read the requests
-_CLEAR: dict[str, dict[str, Any]] = {
-    "psycopg": {"sslmode": "disable"},
-    "psycopg2": {"sslmode": "disable"},
-    "asyncpg": {"ssl": "disable"},
-    "pymysql": {"ssl_disabled": True},
-}
 
 
 def clear(driver: str) -> dict[str, Any]:
     """The options of an engine whose requests the proxy can read."""
-    return {"connect_args": _CLEAR.get(driver, {})}
-
-
-def encrypted(driver: str) -> dict[str, Any]:
-    """The options of an engine that speaks TLS to MySQL, whose certificate is self-signed."""
-    if driver == "pymysql":
-        return {}  # it does wherever it can
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return {"connect_args": {"ssl": context}}
+    return {"connect_args": encryption(driver, tls=False)}
 
 
 @contextlib.contextmanager
@@ -75,23 +63,17 @@ async def through_an_async_proxy(
             yield engine, proxy
 
 
-def good_as_new(engine: Engine) -> None:
+@contextlib.contextmanager
+def blocking_through_a_proxy(servers: Any, name: str, driver: str, face: str) -> Iterator[tuple[Any, Engine, Proxy]]:
+    """A façade that blocks, its engine with one connection, and the proxy."""
+    with Proxy(installed(servers, name, driver)) as proxy, opened(face, proxy.url, **ONE) as (locks, engine):
+        yield locks, engine, proxy
+
+
+def good_as_new(locks: Any, engine: Engine) -> None:
     """Nothing is leaked, and the one connection that there is can lock and work."""
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
     for _ in range(2):
-        with sl.Locks(engine).exclusive("good as new", timeout=PATIENCE) as held:
-            held.session.execute(sl.lock.shared("good as new"))
-        with engine.connect() as connection:
-            assert connection.exec_driver_sql("SELECT 1").scalar() == 1
-    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-
-
-async def good_as_new_async(engine: AsyncEngine) -> None:
-    """As ``good_as_new``."""
-    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-    for _ in range(2):
-        async with sl.AsyncLocks(engine).exclusive("good as new", timeout=PATIENCE) as held:
-            await held.session.execute(sl.lock.shared("good as new"))
-        async with engine.connect() as connection:
-            assert (await connection.exec_driver_sql("SELECT 1")).scalar() == 1
+        with locks.exclusive("good as new", timeout=PATIENCE) as held:
+            held.session.execute(text("SELECT 1"))
     assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]

@@ -7,12 +7,10 @@ read in clear whatever the driver does by default.
 from __future__ import annotations
 
 import contextlib
-import datetime
 import functools
 import socket
 import ssl
 import struct
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,13 +18,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 from sqlalchemy import make_url
 
 from tests.fixtures.descriptors import readable
+from tests.servers.tls import certificate
 
 #: codes in the place of a protocol version, before a PostgreSQL connection begins
 _SSL, _GSS = 80877103, 80877104
@@ -456,25 +451,9 @@ def _received(end: socket.socket) -> bytes | None:
 
 @functools.cache
 def _contexts() -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """For the two roles in TLS: a server with a certificate of its own, and a client that verifies none."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
-    now = datetime.datetime.now(datetime.timezone.utc)
-    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-    builder = builder.not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(
-        now + datetime.timedelta(days=1)
-    )
-    certificate = builder.sign(key, hashes.SHA256())
+    """For the two roles in TLS: a server with the test servers' certificate, and a client that verifies none."""
     as_server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with tempfile.NamedTemporaryFile() as file:
-        file.write(
-            key.private_bytes(
-                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-            )
-        )
-        file.write(certificate.public_bytes(serialization.Encoding.PEM))
-        file.flush()
-        as_server.load_cert_chain(file.name)
+    as_server.load_cert_chain(certificate() / "server.crt", certificate() / "server.key")
     as_client = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     as_client.check_hostname = False
     as_client.verify_mode = ssl.CERT_NONE

@@ -2,27 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, event
+from sqlalchemy import NullPool, event, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlalchemy_locks as sl
-from tests.faults.drivers import (
-    asynchronous,
-    clear,
-    good_as_new,
-    good_as_new_async,
-    sync,
-    through_a_proxy,
-    through_an_async_proxy,
-)
+from tests.faults.drivers import blocking_through_a_proxy, clear, every, good_as_new, sync, through_a_proxy
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, Watch, later, until, unused
 from tests.fixtures.semaphores import held, made
@@ -62,51 +52,68 @@ class Unflushed(Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
-def take(engine: Engine, key: str) -> None:
-    with sl.Locks(engine).exclusive(key):
+def take(locks: Any, key: str) -> None:
+    with locks.exclusive(key, timeout=PATIENCE):
         pass
 
 
-@sync
+@every
+def test_cut_block_is_lost(servers: Any, engine_to: MakeEngine, name: str, driver: str, face: str) -> None:
+    key, other = unused(), sl.Locks(engine_to(name, poolclass=NullPool))
+    with blocking_through_a_proxy(servers, name, driver, face) as (locks, engine, proxy):
+        lost = False
+        with pytest.raises(sl.LockLost), locks.exclusive(key, timeout=PATIENCE) as held:
+            held.check()
+            assert not held.lost
+            proxy.cut()
+            take(other, key)
+            with pytest.raises(sl.LockLost):
+                held.check()
+            lost = held.lost
+        assert lost
+        good_as_new(locks, engine)
+        with pytest.raises(KeyError, match="mine"), locks.exclusive(key):  # it is not replaced
+            proxy.cut()
+            raise KeyError("mine")
+        good_as_new(locks, engine)
+        with pytest.raises(sl.LockLost), locks.exclusive(key):
+            proxy.cut()
+        good_as_new(locks, engine)
+        with pytest.raises(sl.LockLost), locks.exclusive(key) as held:
+            held.session.add(Unflushed(id=1))  # the end of the block writes it
+            proxy.cut()
+        good_as_new(locks, engine)
+
+
+@every
 @pytest.mark.parametrize("ignored", [False, True])
-def test_work_fails_and_the_block_is_lost(servers: Any, name: str, driver: str, ignored: bool) -> None:
-    with through_a_proxy(servers, name, driver) as (engine, proxy):
-        with pytest.raises(sl.LockLost if ignored else DBAPIError), sl.Locks(engine).exclusive(unused()) as held:
+def test_work_fails_and_the_block_is_lost(servers: Any, name: str, driver: str, face: str, ignored: bool) -> None:
+    with blocking_through_a_proxy(servers, name, driver, face) as (locks, engine, proxy):
+        with pytest.raises(sl.LockLost if ignored else DBAPIError), locks.exclusive(unused()) as held:
+            held.session.execute(text("SELECT 1"))
             proxy.cut()
             with contextlib.suppress(DBAPIError) if ignored else contextlib.nullcontext():
-                held.session.connection().exec_driver_sql("SELECT 1")
+                held.session.execute(text("SELECT 1"))
             assert held.lost
-        good_as_new(engine)
+        good_as_new(locks, engine)
 
 
-@sync
-def test_error_of_the_block_is_not_replaced(servers: Any, name: str, driver: str) -> None:
-    with through_a_proxy(servers, name, driver) as (engine, proxy):
-        for touched in (False, True):
-            with pytest.raises(KeyError, match="mine"), sl.Locks(engine).exclusive(unused()) as held:
-                if touched:
-                    held.session.connection()
-                proxy.cut()
-                raise KeyError("mine")
-            good_as_new(engine)
-
-
-@sync
+@every
 def test_cut_waiter_waits_again(
-    servers: Any, engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str
+    servers: Any, engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str, face: str
 ) -> None:
     """Nothing was held, so it is asked for again, on another connection."""
     key, watched = unused(), watch(name)
-    with through_a_proxy(servers, name, driver) as (engine, proxy):
+    with blocking_through_a_proxy(servers, name, driver, face) as (locks, engine, proxy):
         with engine_to(name).connect() as holder:
             holder.execute(sl.lock.exclusive(key))
-            waiting = later(take, engine, key)
+            waiting = later(take, locks, key)
             watched.until_waiting(waiting)
             before = proxy.accepted
             proxy.cut()
             until(lambda: proxy.accepted > before, unless=waiting)
         waiting.result(PATIENCE)
-        good_as_new(engine)
+        good_as_new(locks, engine)
 
 
 @sync
@@ -116,103 +123,19 @@ def test_cut_session_of_the_app(servers: Any, engine_to: MakeEngine, name: str, 
         with Session(engine) as session:
             session.execute(sl.lock.exclusive(key))
             proxy.cut()
-            take(other, key)
+            take(sl.Locks(other), key)
             with pytest.raises(DBAPIError):
                 session.execute(sl.lock.exclusive(key))
-        good_as_new(engine)
+        good_as_new(sl.Locks(engine), engine)
 
 
-@asynchronous
-def test_async_block(servers: Any, engine_to: MakeEngine, name: str, driver: str) -> None:
-    key, other = unused(), engine_to(name, poolclass=NullPool)
-
-    async def main() -> None:
-        async with through_an_async_proxy(servers, name, driver) as (engine, proxy):
-            async with sl.AsyncLocks(engine).exclusive(key, timeout=PATIENCE) as held:
-                assert not held.lost
-                await held.check()
-                await held.session.execute(sl.lock.exclusive(key))
-                assert not held.lost
-            lost = False
-            with pytest.raises(sl.LockLost):
-                async with sl.AsyncLocks(engine).exclusive(key, timeout=PATIENCE) as held:
-                    await held.check()
-                    proxy.cut()
-                    await asyncio.to_thread(take, other, key)
-                    with pytest.raises(sl.LockLost):
-                        await held.check()
-                    lost = held.lost
-            assert lost
-            await good_as_new_async(engine)
-            with pytest.raises(KeyError, match="mine"):
-                async with sl.AsyncLocks(engine).exclusive(key):
-                    proxy.cut()
-                    raise KeyError("mine")
-            await good_as_new_async(engine)
-            with pytest.raises(sl.LockLost):
-                async with sl.AsyncLocks(engine).exclusive(key):
-                    proxy.cut()
-            await good_as_new_async(engine)
-            with pytest.raises(sl.LockLost):
-                async with sl.AsyncLocks(engine).exclusive(key) as held:
-                    held.session.add(Unflushed(id=1))  # the end of the block writes it
-                    proxy.cut()
-            await good_as_new_async(engine)
-
-    asyncio.run(main())
-
-
-@asynchronous
-def test_async_cut_waiter_waits_again(
-    servers: Any, engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str
-) -> None:
-    key, watched = unused(), watch(name)
-
-    async def main() -> None:
-        async with through_an_async_proxy(servers, name, driver) as (engine, proxy):
-            with engine_to(name).connect() as holder:
-                await asyncio.to_thread(holder.execute, sl.lock.exclusive(key))
-                waiting = asyncio.create_task(atake(engine, key))
-                await asyncio.to_thread(watched.until_waiting)
-                before = proxy.accepted
-                proxy.cut()
-                await asyncio.to_thread(until, lambda: proxy.accepted > before)
-                assert not waiting.done()
-            await waiting
-            await good_as_new_async(engine)
-
-    asyncio.run(main())
-
-
-async def atake(engine: AsyncEngine, key: str) -> None:
-    async with sl.AsyncLocks(engine).exclusive(key):
-        pass
-
-
-@sync
-def test_connection_that_dies_as_it_is_made_is_replaced(servers: Any, name: str, driver: str) -> None:
-    with through_a_proxy(servers, name, driver) as (engine, proxy):
-        locks = sl.Locks(engine)
-        for _ in range(2):
-            proxy.refusing = 1
-            engine.dispose()
-            locks.run(sl.Mutex().held())
-            proxy.refusing = 1
-            engine.dispose()
-            with locks.exclusive("refused", timeout=PATIENCE):
-                pass
+@every
+def test_connection_that_dies_as_it_is_made_is_replaced(servers: Any, name: str, driver: str, face: str) -> None:
+    with blocking_through_a_proxy(servers, name, driver, face) as (locks, _, proxy):
+        proxy.refusing = 1
+        locks.run(sl.Mutex().held())
         assert proxy.refusing == 0
-
-
-@asynchronous
-def test_async_connection_that_dies_as_it_is_made_is_replaced(servers: Any, name: str, driver: str) -> None:
-    async def story() -> None:
-        async with through_an_async_proxy(servers, name, driver) as (engine, proxy):
-            locks = sl.AsyncLocks(engine)
-            for _ in range(2):
-                proxy.refusing = 1
-                await engine.dispose()
-                await locks.run(sl.Mutex().held())
-            assert proxy.refusing == 0
-
-    asyncio.run(story())
+        proxy.cut()
+        proxy.refusing = 1
+        take(locks, "refused")
+        assert proxy.refusing == 0

@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests import servers
 from tests.conftest import PLAIN, SQLITE_DRIVERS, in_memory, install
@@ -32,7 +31,7 @@ from tests.faults.space import DRIVERS, SERIES, Episode, draw
 
 ENGINES = [*DRIVERS]
 #: what the clients' processes are forked with
-PRELOADED = ["tests.faults.arena", "rich.progress", "psycopg", "psycopg2", "asyncpg", "pymysql"]
+PRELOADED = ["tests.faults.arena", "rich.console", "psycopg", "psycopg2", "asyncpg", "pymysql"]
 ROOT = Path(__file__).parents[2]
 COUNTERS = ("faults", "calls", "drivers", "errors")
 
@@ -146,16 +145,9 @@ def torture(
 
     for process in processes:
         threading.Thread(target=read, args=(process,), daemon=True).start()
-    columns = (
-        TextColumn("{task.description:13}"),
-        BarColumn(),
-        TextColumn("{task.fields[told]}"),
-        TimeRemainingColumn(),
-    )
     began, running = time.monotonic(), shares
     try:
-        with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
-            task = progress.add_task(engine, total=seconds, told="")
+        with console.status(engine) as status:
             while running and len(report.violations) < give_up:
                 line = lines.get()
                 if line is None:
@@ -167,9 +159,8 @@ def torture(
                 if line["violation"]:
                     found = line["violation"]["violations"][0]
                     console.print(f"seed {line['seed']} on {engine}: {found}", markup=False, highlight=False)
-                faults = sum(report.counters["faults"].values())
-                figures = f"{report.operations} operations, {faults} faults, {len(report.violations)} violations"
-                progress.update(task, completed=time.monotonic() - began, told=f"seed {line['seed']}: {figures}")
+                passed = f"{time.monotonic() - began:.0f} of {seconds:.0f} s"
+                status.update(f"{engine}: {passed}, {report.operations} operations, seed {line['seed']}")
         report.seconds = time.monotonic() - began
         if not running and any(process.wait() for process in processes):
             raise RuntimeError(f"{engine}: a process of the run has failed")

@@ -86,26 +86,6 @@ def test_directives(installed: Environment, project: Path) -> None:
     assert found(installed, project) == set()
 
 
-def test_sql_files_are_packaged(installed: Environment, project: Path) -> None:
-    """SQLite accepts none of the options; PostgreSQL's script accepts all."""
-    code = (
-        "import io\n"
-        "from alembic.migration import MigrationContext\n"
-        "from alembic.operations import Operations\n"
-        "from sqlalchemy_locks.alembic import ops\n"
-        "from sqlalchemy_locks.alembic.script import shipped\n"
-        "from sqlalchemy_locks.alembic.steps import STEPS, load\n"
-        "buffer = io.StringIO()\n"
-        "opts = {'as_sql': True, 'output_buffer': buffer}\n"
-        "context = MigrationContext.configure(dialect_name='postgresql', opts=opts)\n"
-        "Operations(context).upgrade_locks(from_='base', to=STEPS[-1])\n"
-        "bodies = [load(step).BODIES[variant] for step in STEPS for variant in ('advisory', 'yugabytedb')]\n"
-        "paths = [path for named in bodies for path in named.values()]\n"
-        "print(len(paths) > 10, [path for path in paths if shipped(path) not in buffer.getvalue()])\n"
-    )
-    assert installed("-c", code, cwd=project).strip() == "True []"
-
-
 def test_no_other_module_is_importable(installed: Environment, project: Path) -> None:
     code = (
         "import importlib.util as u\n"

@@ -23,18 +23,6 @@ README = ROOT / "README.md"
 REPOSITORY = re.search(r'^Repository = "(.*)"$', (ROOT / "pyproject.toml").read_text(), re.M)
 
 
-def typed(page: Path, environment: Environment, wheel: Path, folder: Path) -> None:
-    """Run a page's commands one by one, then its Python as one program."""
-    program = ""
-    for block in blocks(page):
-        if block.language == "sh":
-            for line in block.text.splitlines():
-                entered(line, environment, wheel, folder)
-        elif block.language == "python" and block.info != "noexec":
-            program += block.text + "\n"
-    environment("-W", "error", "-c", program, cwd=folder)
-
-
 def entered(line: str, environment: Environment, wheel: Path, folder: Path) -> None:
     command = shlex.split(line, comments=True)
     if command[:2] == ["pip", "install"]:
@@ -53,7 +41,14 @@ def test_typed_twice_into_a_fresh_environment(name: str, built: Built, tmp_path:
     environment, folder = Environment(tmp_path / "venv"), tmp_path / "app"
     folder.mkdir()
     for _ in range(2):
-        typed(ROOT / name, environment, built.wheel, folder)
+        program = ""
+        for block in blocks(ROOT / name):
+            if block.language == "sh":
+                for line in block.text.splitlines():
+                    entered(line, environment, built.wheel, folder)
+            elif block.language == "python" and block.info != "noexec":
+                program += block.text + "\n"
+        environment("-W", "error", "-c", program, cwd=folder)
 
 
 def test_readme_links_work_on_a_package_index() -> None:
@@ -67,12 +62,6 @@ def test_readme_links_work_on_a_package_index() -> None:
         for base in (f"{REPOSITORY[1]}/blob/main/", raw):
             if target.startswith(base):
                 assert (ROOT / target.removeprefix(base)).is_file(), target
-
-
-def test_readme_reads_in_two_minutes() -> None:
-    """At 250 words a minute; of a link, only the text counts."""
-    text = re.sub(r"\]\([^)]*\)", "]", README.read_text())
-    assert len(re.findall(r"\w[\w'.-]*", text)) < 560
 
 
 def test_first_lock_takes_two_commands_and_five_lines() -> None:

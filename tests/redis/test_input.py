@@ -6,7 +6,6 @@ import inspect
 import math
 import subprocess
 import sys
-from collections.abc import Callable
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -41,36 +40,20 @@ def client(request: pytest.FixtureRequest) -> Any:
     return request.param
 
 
-def by_id(client: Any) -> list[Callable[..., Any]]:
-    mutex, timeout, tasks = Mutex(client), Timeout(client, every=1), StateTransition(client)
-    return [
-        *(mutex.create, mutex.acquire, mutex.acquire_token, mutex.release),
-        *(timeout.create, timeout.acquire, timeout.acquire_token, tasks.create),
-        *(partial(set_retries, pattern) for pattern in (mutex, timeout, tasks)),
-        lambda id, **more: tasks.set_status(id, "done", **more),
-    ]
-
-
-def set_retries(pattern: Any, id: Any, **more: Any) -> Any:
-    return pattern.set_retries(id, 1, **more)
-
-
 @pytest.mark.parametrize(("value", "error"), NO_NAMES.values(), ids=NO_NAMES)
 def test_invalid_names(client: Any, value: Any, error: type[Exception]) -> None:
-    for call in by_id(client):
-        with pytest.raises(error):
-            call(value)
+    mutex, timeout, tasks = Mutex(client), Timeout(client, every=1), StateTransition(client)
+    by_id = [mutex.create, mutex.acquire, mutex.acquire_token, mutex.release, timeout.create, timeout.acquire]
+    by_id += [tasks.create, *(partial(pattern.set_retries, retries=1) for pattern in (mutex, timeout, tasks))]
+    by_id += [partial(tasks.set_status, status="done")]
+    calls = [lambda: Mutex(client, prefix=value), lambda: tasks.set_status("a", value)]
+    calls += [partial(call, value) for call in by_id]
     if value is not None:
-        for call in by_id(client):
-            with pytest.raises(error):
-                call("a", queue=value)
-        for call in (Mutex(client).acquire, Mutex(client).release):
-            with pytest.raises(error):
-                call("a", owner=value)
-    with pytest.raises(error):
-        Mutex(client, prefix=value)
-    with pytest.raises(error):
-        StateTransition(client).set_status("a", value)
+        calls += [partial(call, "a", queue=value) for call in by_id]
+        calls += [partial(call, "a", owner=value) for call in (mutex.acquire, mutex.release)]
+    for call in calls:
+        with pytest.raises(error):
+            call()
 
 
 @pytest.mark.parametrize("kind", PATTERNS, ids=lambda kind: kind.__name__)
