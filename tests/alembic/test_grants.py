@@ -37,23 +37,6 @@ FORBIDDEN = (
     "ALTER TABLE lock.installed ADD x int",
 )
 
-#: each function of the semaphores, called with invented arguments
-INVENTED = {
-    "semaphore_checked": "SELECT lock.semaphore_checked('invented', 'what')",
-    "semaphore_take_back": "SELECT lock.semaphore_take_back(id) FROM lock.semaphore",
-    "semaphore_acquire": "SELECT lock.semaphore_acquire('{slots}', '{1}', 'invented')",
-    "semaphore_release": "SELECT lock.semaphore_release('held', 'invented')",
-    "semaphore_renew": "SELECT lock.semaphore_renew('held', 'invented')",
-    "semaphore_create": "SELECT lock.semaphore_create('slots', 1)",
-    "semaphore_resize": "SELECT lock.semaphore_resize('slots', 4)",
-    "semaphore_delete": "SELECT lock.semaphore_delete('slots')",
-}
-HELD = (
-    "SELECT count(*), count(r.id) FROM lock.permit AS p"
-    " LEFT JOIN lock.permit_request AS r ON r.id = p.permit_request_id AND r.state = 'ACQUIRED'"
-    " WHERE p.state = 'ACQUIRED'"
-)
-
 
 def used(table: str, column: str) -> list[str]:
     """Commands that use the rows of a table."""
@@ -123,6 +106,10 @@ def test_a_postgresql_role_has_what_locks_need(
     names = {f"lock.{name}": column for name, column in rows("postgresql").items()}
     calls = [*CALLS, *(call for name, column in names.items() for call in used(name, column))]
     forbidden = [*FORBIDDEN, *(call for name in names for call in [*misused(name), f"TRUNCATE {name}"])]
+    locks = sl.Locks(sa.create_engine(url.set(username=app), poolclass=sa.NullPool))
+    with locks.lease("nightly-import", ttl=3600, timeout=0) as grant:
+        grant.check()
+    assert set(locks.maintain().done) >= {"orphans", "leases"}
     for role in (app, other):
         run(url.set(username=role), *calls)
         assert allowed(url.set(username=role), *forbidden) == []
@@ -135,38 +122,6 @@ def test_a_postgresql_role_has_what_locks_need(
             run(url, f'GRANT USAGE ON SCHEMA lock TO "{stranger}"')
         assert allowed(url.set(username=stranger), *calls) == []
         assert executable(url.set(username=stranger)) == []
-
-
-def test_no_function_leaves_half_a_request(fresh: Fresh, tmp_path: Path) -> None:
-    url = fresh("postgresql15", "psycopg")
-    app = f"app_{url.database}"
-    run(url, f"CREATE ROLE {app} LOGIN")
-    Project(tmp_path, url, "directives", grant_to=app).upgrade()
-    role = url.set(username=app)
-    assert {name for name in executable(role) if name.startswith("semaphore_")} == set(INVENTED)
-    run(role, "SELECT lock.semaphore_create('slots', 3)", "SELECT lock.semaphore_acquire('{slots}', '{1}', 'held')")
-    for call in INVENTED.values():
-        run(role, call)
-        ((permits, requests),) = run(role, HELD)
-        assert permits == requests
-    assert run(role, "SELECT lock.semaphore_release('held')") == [("RELEASED",)]
-    locks = sl.Locks(sa.create_engine(role, poolclass=sa.NullPool))
-    with locks.lease("nightly-import", ttl=3600, timeout=0) as grant:
-        grant.check()
-    assert set(locks.maintain().done) >= {"orphans", "leases"}
-
-
-def test_keys_held_by_another_role_are_visible(fresh: Fresh, tmp_path: Path) -> None:
-    url = fresh("postgresql15", "psycopg")
-    app = f"watcher_{url.database}"
-    run(url, f"CREATE ROLE {app} LOGIN")
-    Project(tmp_path, url, "directives", grant_to=app).upgrade()
-    with connected(url) as holder:
-        holder.exec_driver_sql("BEGIN")
-        holder.exec_driver_sql("SELECT lock.exclusive(-7), lock.shared(8)")
-        rows = run(url.set(username=app), "SELECT key, ts IS NULL, mode FROM lock.locked_keys ORDER BY key")
-        assert rows == [(-7, True, "exclusive"), (8, True, "shared")]
-        assert run(url, "SELECT key, ts IS NULL FROM lock.locked_keys ORDER BY key") == [(-7, False), (8, False)]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import ANY
 
 import pytest
 from sqlalchemy import Engine, Integer, NullPool, String, delete, event, func, insert, select, update
@@ -310,7 +309,7 @@ def worked(way: Way) -> tuple[Act, Judge]:
 
 
 def mutex_row(way: Way, id: str) -> Callable[[], Any]:
-    return lambda: [(row.acquired, row.fence, row.retries_left) for row in way.of("task_state", id=id)]
+    return lambda: [(row.acquired, row.fence) for row in way.of("task_state", id=id)]
 
 
 @case
@@ -318,7 +317,7 @@ def mutex_first_use(way: Way) -> tuple[Act, Judge]:
     id = unused("mutex")
 
     def judge(said: Said) -> None:
-        repeated(1, mutex_row(way, id), [(True, 1, None)])(said)
+        repeated(1, mutex_row(way, id), [(True, 1)])(said)
         assert way.locks.mutex.release(id) is True  # by its own release
 
     return lambda locks: locks.mutex.acquire_token(id), judge
@@ -328,14 +327,14 @@ def mutex_first_use(way: Way) -> tuple[Act, Judge]:
 def mutex_release(way: Way) -> tuple[Act, Judge]:
     id = unused("mutex")
     assert way.locks.mutex.acquire(id) is True
-    return lambda locks: locks.mutex.release(id), repeated(True, mutex_row(way, id), [(False, 1, None)])
+    return lambda locks: locks.mutex.release(id), repeated(True, mutex_row(way, id), [(False, 1)])
 
 
 @case
 def mutex_release_of_anothers(way: Way) -> tuple[Act, Judge]:
     id = unused("mutex")
     assert way.direct.mutex.acquire(id) is True
-    return lambda locks: locks.mutex.release(id), once_at_most(way, True, mutex_row(way, id), [(False, 1, None)])
+    return lambda locks: locks.mutex.release(id), once_at_most(way, True, mutex_row(way, id), [(False, 1)])
 
 
 @case
@@ -343,7 +342,7 @@ def mutex_nowait(way: Way) -> tuple[Act, Judge]:
     id = unused("mutex")
     way.direct.run(mutex.create(id))
     acquiring = mutex.acquire(id, nowait=True)
-    return lambda locks: locks.run(acquiring), repeated(True, mutex_row(way, id), [(True, 1, None)])
+    return lambda locks: locks.run(acquiring), repeated(True, mutex_row(way, id), [(True, 1)])
 
 
 @case
@@ -352,14 +351,6 @@ def mutex_without_nonce(way: Way) -> tuple[Act, Judge]:
     way.direct.run(imports.create(name))
     judge = once_at_most(way, True, lambda: way.rows(select(Import.locked).where(Import.name == name)), [(True,)])
     return lambda locks: locks.run(imports.acquire(name)), judge
-
-
-@case
-def mutex_set_retries(way: Way) -> tuple[Act, Judge]:
-    id = unused("mutex")
-    way.direct.run(mutex.create(id))
-    judge = once_at_most(way, True, mutex_row(way, id), [(False, 0, 3)])
-    return lambda locks: locks.run(mutex.set_retries(id, 3)), judge
 
 
 @case
@@ -445,24 +436,6 @@ def lease(way: Way) -> tuple[Act, Judge]:
     return act, repeated(None, lambda: held(way.other, name), 0)
 
 
-def capacities(way: Way, name: str) -> Callable[[], Any]:
-    return lambda: [row.new_capacity for row in way.direct.run(sl.semaphore.history(name))]
-
-
-@case
-def semaphore_resize(way: Way) -> tuple[Act, Judge]:
-    name = room(way)
-    judge = once_at_most(way, ANY, capacities(way, name), [3, 2])
-    return lambda locks: locks.run(sl.semaphore.resize(name, 3, by="ops")), judge
-
-
-@case
-def semaphore_delete(way: Way) -> tuple[Act, Judge]:
-    name = room(way)
-    judge = once_at_most(way, ANY, capacities(way, name), [None, 2])
-    return lambda locks: locks.run(sl.semaphore.delete(name)), judge
-
-
 def noted(way: Way, *ids: str) -> None:
     way.write(insert(Note).values([{"id": id, "status": ids[0][:20], "number": 0, "fence": 0} for id in ids]))
 
@@ -517,15 +490,6 @@ def transition_capture(way: Way) -> tuple[Act, Judge]:
 
 
 @case
-def transition_set_status(way: Way) -> tuple[Act, Judge]:
-    name = unused("queue")
-    way.direct.run(tasks.create("a", queue=name))
-    (task,) = way.direct.run(tasks.capture(queue=name))
-    judge = once_at_most(way, True, lambda: [row.status for row in way.of("task", queue_id=name)], ["done"])
-    return lambda locks: locks.run(tasks.set_status(task, "done")), judge
-
-
-@case
 def capture_of_entities(way: Way) -> tuple[Act, Judge]:
     ids = sorted((unused("note"), unused("note")))
     noted(way, *ids)
@@ -563,22 +527,16 @@ def queue_capture(way: Way) -> tuple[Act, Judge]:
     return act, once_at_most(way, True, read, [True])
 
 
-def settled(way: Way, operation: Callable[[Any], Any], read: Callable[[Any], bool]) -> tuple[Act, Judge]:
+@case
+def queue_complete(way: Way) -> tuple[Act, Judge]:
     name = unused("queue")
     way.direct.run(queue.put({"n": 1}, queue=name))
     (job,) = way.direct.run(queue.capture(queue=name, host="web-1"))
-    judge = once_at_most(way, 1, lambda: [read(row) for row in way.of("job", queue_id=name)], [True])
-    return lambda locks: locks.run(operation(job)), judge
 
+    def read() -> list[bool]:
+        return [row.completed_at is not None for row in way.of("job", queue_id=name)]
 
-@case
-def queue_complete(way: Way) -> tuple[Act, Judge]:
-    return settled(way, queue.complete, lambda row: row.completed_at is not None)
-
-
-@case
-def queue_fail(way: Way) -> tuple[Act, Judge]:
-    return settled(way, lambda job: queue.fail(job, error="mine", retry_in=30), lambda row: row.error == "mine")
+    return lambda locks: locks.run(queue.complete(job)), once_at_most(way, 1, read, [True])
 
 
 @case
