@@ -124,7 +124,7 @@ class ShortTransaction:
             if ended and self._seen_open:
                 return FAILED
             self._seen_open = not ended
-            # inside begin_nested() an error costs only what was done there; its thread may end it while another one asks
+            # inside begin_nested() an error costs only what was done there; another thread may end it meanwhile
             nested = connection.in_nested_transaction()
             if backend.transaction_aborted(connection) and not (nested or connection.in_nested_transaction()):
                 return FAILED
