@@ -109,12 +109,6 @@ def ages(locks: Locks) -> Part:
     return Part(rows, {"holders": counted}, ["holders"] if counted == COUNT_LIMIT else ())
 
 
-def queues(locks: Locks) -> Rows:
-    """Return every queue with exact counts, as ``Queue.stats`` does."""
-    rows: list[Any] = locks.run(Queue().stats())
-    return [{**dict(row._mapping), "oldest": utc(row.oldest)} for row in rows]
-
-
 def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
     """Return the queues with their jobs by state, of the shipped table or of the app's, those with late jobs first.
 

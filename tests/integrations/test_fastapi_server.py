@@ -14,7 +14,7 @@ from fastapi.responses import StreamingResponse
 from sqlalchemy import create_engine
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.integrations.fastapi import FastAPILocks, exclusive, semaphore
+from sqlalchemy_locks.integrations.fastapi import StarletteLocks, exclusive, semaphore
 from tests.fixtures.parties import EVERYWHERE, PATIENCE, async_connected, installed, until, unused
 from tests.fixtures.web import code
 
@@ -54,7 +54,7 @@ def test_disconnected_client_releases_the_lock(servers: Any, which: str) -> None
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with async_connected(url) as engine:
-            async with FastAPILocks(engine, maintain_every=None).lifespan(app):
+            async with StarletteLocks(engine, maintain_every=None).lifespan(app):
                 yield
 
     app = FastAPI(lifespan=lifespan)

@@ -1,9 +1,7 @@
-"""An app under servers without threads: gevent's worker, and the reloader of `flask run --debug`."""
+"""An app under a server without threads: gevent's worker."""
 
 from __future__ import annotations
 
-import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -129,34 +127,3 @@ def asking(server: Server) -> Callable[[str], Any]:
         return answer.json() if path == "/told" else answer.text
 
     return ask
-
-
-def test_reloader_runs_maintenance_in_serving_child(url: str, app: Path) -> None:
-    # the reloader that polls the files' times: the machine limits how many files inotify can watch
-    (app / "watchdog.py").touch()
-    # an edit of the package itself, while this test runs, would reload once more
-    command = "flask --app app run --debug --port 0 --exclude-patterns '*sqlalchemy_locks*'"
-    with running(command, app, URL=url, PYTHONPATH=str(app)) as server:
-        ask = asking(server)
-        before = ask("/told")
-        assert before["parent"] == server.process.pid  # the reloader, which has loaded the app, too
-        assert ask("/told")["maintained"] == 1
-        until(lambda: maintained(url) >= 5)
-        assert connected(url) == {str(before["process"])}
-
-        (app / "app.py").write_text(_APP + "\n# changed\n")
-        until(lambda: str(before["process"]) not in connected(url))
-        # the parent keeps the socket open: a request meanwhile waits for the next child
-        after = ask("/told")
-        assert after["process"] != before["process"]
-        assert after["parent"] == server.process.pid
-        assert ask("/told")["maintained"] == 1
-        until(lambda: connected(url) == {str(after["process"])})
-
-        # Only the child, with whose exit code the parent ends: sent to both, the parent's signal may arrive in its
-        # finalization, or have it kill the child. Not SIGINT, which processes ignore that a shell has started with &.
-        os.kill(after["process"], signal.SIGTERM)
-        server.process.wait(PATIENCE)
-        server.end()
-        assert "Traceback" not in server.said
-    until(lambda: connected(url) == set())

@@ -150,33 +150,3 @@ with locks.lease("renewed", ttl=15) as grant:
     told(lost=bool(grant.lost))
 """
     assert ran(script, url_of(servers, "postgresql15"), tmp_path) == {"lost": False}
-
-
-def test_maintenance_runs_in_a_greenlet(servers: Servers, tmp_path: Path) -> None:
-    script = """
-import threading
-with locks.maintenance(every=3600):
-    names = [each.name for each in threading.enumerate()]
-told(names=names.count("sqlalchemy_locks.maintenance"), after=[
-    each.name for each in threading.enumerate()].count("sqlalchemy_locks.maintenance"))
-"""
-    assert ran(script, url_of(servers, "postgresql15"), tmp_path) == {"names": 1, "after": 0}
-
-
-PSYCOPG2 = """
-import psycopg2.extensions
-from gevent.socket import wait_read, wait_write
-def wait(connection):
-    while True:
-        state = connection.poll()
-        if state == psycopg2.extensions.POLL_OK:
-            return
-        (wait_read if state == psycopg2.extensions.POLL_READ else wait_write)(connection.fileno())
-psycopg2.extensions.set_wait_callback(wait)
-"""
-
-
-def test_psycopg2_wait_lets_greenlets_run(servers: Servers, tmp_path: Path) -> None:
-    """With psycogreen's wait callback."""
-    script = PSYCOPG2 + 'with locks.exclusive("greenlets"):\n    told(said="entered")\n'
-    assert ran(script, url_of(servers, "postgresql15", "psycopg2"), tmp_path) == {"said": "entered"}
