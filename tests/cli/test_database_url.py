@@ -14,10 +14,8 @@ from tests.conftest import Servers, install
 
 SECRET = "s3cr:t/@ w%rd"
 DRIVERS = [
-    ("postgresql15", "psycopg"),
     ("postgresql15", "psycopg2"),
     ("postgresql15", "asyncpg"),
-    ("mysql", "pymysql"),
     ("mysql", "aiomysql"),
     ("mysql", "asyncmy"),
     ("sqlite", "aiosqlite"),
@@ -40,13 +38,6 @@ def test_install_with_an_async_driver(servers: Servers) -> None:
     cli = Cli(servers.fresh("postgresql15", "asyncpg"))
     cli("install")
     assert cli.json("check")["ok"] is True
-
-
-def test_page_refuses_an_async_driver(postgresql: Cli) -> None:
-    url = postgresql.url.replace("+psycopg:", "+asyncpg:")
-    done = run("page", "--url", url)
-    assert done.exit_code == 2
-    assert "postgresql+asyncpg" in " ".join(done.stderr.split())
 
 
 def test_sources_of_the_url(servers: Servers, tmp_path: Path) -> None:

@@ -4,31 +4,13 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta, timezone
 from typing import Any
-from uuid import UUID, uuid4
 
 import pytest
-from sqlalchemy import create_engine
-from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from tests.cli.conftest import Cli
 
 QUEUE = sl.Queue()
-
-
-def dead(cli: Cli, payload: Any, name: str) -> UUID:
-    engine = create_engine(cli.url, poolclass=NullPool)
-    with engine.begin() as connection:
-        (external_id,) = connection.execute(QUEUE.put(payload, queue=name)).scalars()
-    with engine.begin() as connection:
-        jobs = connection.execute(QUEUE.capture(1, queue=name)).all()
-        assert connection.execute(QUEUE.fail(jobs, error="no route", retry=False)).scalar() == 1
-    return UUID(str(external_id))
-
-
-def counts(cli: Cli, name: str) -> tuple[int, int]:
-    rows: Any = cli.locks.run(QUEUE.stats())
-    return next(((row.waiting, row.dead) for row in rows if row.queue_id == name), (0, 0))
 
 
 def test_mutex_held_lists_taken_mutexes(cli: Cli) -> None:
@@ -60,29 +42,3 @@ def test_limit_below_one_is_refused() -> None:
     for listing in (sl.Mutex().held, sl.Timeout().listed):
         with pytest.raises(ValueError, match="limit is from 1 to 2147483647, not"):
             listing(0)
-
-
-def test_revive_requeues_dead_jobs(cli: Cli) -> None:
-    for number in range(3):
-        dead(cli, number, "mended")
-    dead(cli, 1, "another")
-    locks = cli.locks
-    assert locks.run(QUEUE.revive(queue="mended", limit=2)) == 2
-    assert locks.run(QUEUE.revive(queue="mended")) == 1
-    assert counts(cli, "mended") == (3, 0)
-    assert counts(cli, "another") == (0, 1)
-    (job,) = locks.run(QUEUE.capture(1, queue="mended"))
-    assert job.attempts == 1
-    assert locks.run(QUEUE.revive()) == 1
-    assert counts(cli, "another") == (1, 0)
-
-
-def test_revive_one_dead_job(cli: Cli) -> None:
-    first, _ = dead(cli, 1, "one"), dead(cli, 2, "one")
-    locks = cli.locks
-    assert locks.run(QUEUE.revive(external_id=str(first))) == 1
-    assert locks.run(QUEUE.revive(external_id=first)) == 0
-    assert locks.run(QUEUE.revive(external_id=uuid4())) == 0
-    assert counts(cli, "one") == (1, 1)
-    with pytest.raises(ValueError, match="not both"):
-        QUEUE.revive(queue="one", external_id=first)

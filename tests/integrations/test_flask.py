@@ -224,28 +224,6 @@ def test_events_are_sent_by_the_apps_locks(make: Maker) -> None:
 # the end of a request
 
 
-def test_session_locks_end_with_the_request(make: Maker, url: str) -> None:
-    app, db, locks = make(url)
-    name = unused()
-
-    @app.get("/left")
-    def left() -> str:
-        db.session.execute(sl.lock.exclusive(name))
-        return str(not free(app, locks, name))
-
-    @app.get("/raised")
-    def raised() -> str:
-        db.session.execute(sl.lock.exclusive(name))
-        raise LookupError(name)
-
-    client = app.test_client()
-    assert client.get("/left").text == "True"
-    assert free(app, locks, name)
-    with pytest.raises(LookupError):
-        client.get("/raised")
-    assert free(app, locks, name)
-
-
 def test_blocks_end_with_closed_streams(make: Maker, url: str) -> None:
     app, _, locks = make(url)
     name = unused()

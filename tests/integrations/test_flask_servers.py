@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
@@ -71,27 +71,6 @@ def app(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def connected(url: str) -> set[str]:
-    """Which of the app's processes have a connection."""
-    engine = create_engine(url, poolclass=NullPool)
-    with engine.connect() as connection:
-        rows = connection.execute(
-            text(
-                "SELECT application_name FROM pg_stat_activity"
-                " WHERE datname = current_database() AND application_name LIKE 'process %'"
-            )
-        )
-        return {name.removeprefix("process ") for name in rows.scalars()}
-
-
-def maintained(url: str) -> int:
-    """How many maintenance tasks have run."""
-    engine = create_engine(url, poolclass=NullPool)
-    with engine.connect() as connection:
-        done = connection.execute(text("SELECT count(*) FROM lock.task_timeout WHERE ts > 0"))
-        return int(done.scalar_one())
-
-
 PATCHES = "from gevent import monkey; monkey.patch_all()\n"
 
 
@@ -111,11 +90,9 @@ def test_gevent_worker_waits_and_maintains(options: str, url: str, app: Path) ->
         assert ask("/go") == "gone"
         assert (first.result(PATIENCE), second.result(PATIENCE)) == ("held", "held")
         assert ask("/told")["most"] == 1
-        until(lambda: maintained(url) >= 5)
         server.end()
         assert server.process.returncode == 0
         assert "Traceback" not in server.said
-    assert connected(url) == set()
 
 
 def asking(server: Server) -> Callable[[str], Any]:

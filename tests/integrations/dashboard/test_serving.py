@@ -8,22 +8,16 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations.dashboard.serving import served
+from tests.cli.conftest import run
 from tests.cli.terminal import terminal
 from tests.fixtures.parties import PATIENCE, connected
 
 Databases = Callable[[str], tuple[str, str]]
-#: Has Python find no uvicorn.
-BARE = """\
-import importlib.util as util
-found = util.find_spec
-util.find_spec = lambda name, package=None: None if name == "uvicorn" else found(name, package)
-"""
 
 
 def test_page_command_as_json(databases: Databases, semaphore: Callable[..., str]) -> None:
@@ -56,23 +50,13 @@ def test_page_command_as_text(databases: Databases) -> None:
     assert "Traceback" not in page.text
 
 
-def failed(*arguments: str, folder: Path, customize: str = "") -> str:
-    (folder / "sitecustomize.py").write_text(customize)
-    command = [sys.executable, "-m", "sqlalchemy_locks", "page", *arguments]
-    environment = {"PYTHONPATH": str(folder), "PATH": "/usr/bin", "PYTHONUTF8": "1", "COLUMNS": "300"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr
-
-
-def test_page_command_errors(databases: Databases, tmp_path: Path) -> None:
+def test_page_command_errors(databases: Databases) -> None:
     url, async_url = databases("sqlite")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert "--port 0 chooses a free one" in failed("--url", url, "--port", port, folder=tmp_path)
-    assert "is async: name another" in failed("--url", async_url, folder=tmp_path)
-    assert "sqlalchemy-locks[cli,dashboard]" in failed("--url", url, folder=tmp_path, customize=BARE)
+        done = run("page", "--url", url, "--port", str(taken.getsockname()[1]))
+        assert (done.exit_code, "--port 0 chooses a free one" in done.stderr) == (2, True)
+    done = run("page", "--url", async_url)
+    assert (done.exit_code, "is async: name another" in " ".join(done.stderr.split())) == (2, True)
 
 
 def test_other_host_names_are_refused(databases: Databases) -> None:
