@@ -114,10 +114,10 @@ def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
 
     Each row's ``at_least`` has the names of those counts that reached a limit.
     """
-    found: Any = locks.run(activity.counts(COUNT_LIMIT, STALLED_AFTER, None if queue is None else queue._jobs))
-    rows = [{**row, "oldest": utc(row["oldest"])} for row in found["rows"]]
+    result: Any = locks.run(activity.counts(COUNT_LIMIT, STALLED_AFTER, None if queue is None else queue._jobs))
+    rows = [{**row, "oldest": utc(row["oldest"])} for row in result["rows"]]
     rows.sort(key=lambda row: (row["oldest"] is None, row["oldest"] or 0, row["queue_id"]))
-    return Part(rows, found["counts"], found["at_least"])
+    return Part(rows, result["counts"], result["at_least"])
 
 
 def completed(locks: Locks) -> Part:

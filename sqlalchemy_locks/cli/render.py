@@ -51,15 +51,15 @@ def _jsonable(value: Any) -> Any:
 
 def table(*columns: str, right: tuple[str, ...] = (), whole: tuple[str, ...] = ()) -> Table:
     """Return an empty table; the columns ``right`` are right-aligned, and they and ``whole`` are never wrapped."""
-    made = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
+    grid = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, header_style="bold")
     for column in columns:
-        made.add_column(
+        grid.add_column(
             column,
             justify="right" if column in right else "left",
             overflow="fold",
             no_wrap=column in right or column in whole,
         )
-    return made
+    return grid
 
 
 def plain(value: Any, style: str = "") -> Text:

@@ -139,35 +139,35 @@ def semaphore_table(rows: list[dict[str, Any]]) -> Any:
     if not rows:
         return plain("No semaphores")
     numbers = ("Used", "of", "Holders")
-    shown = table("Semaphore", *numbers, "Oldest holder", right=numbers)
+    grid = table("Semaphore", *numbers, "Oldest holder", right=numbers)
     for row in rows:
         used, capacity = int(row["used"]), int(row["capacity"])
         cells = [number(used), number(capacity), number(row["holders"])]
         if used >= capacity:
             cells[0].stylize("red")
-        shown.add_row(plain(row["name"]), *cells, plain(row["oldest_owner"] or row["oldest_holder"], "dim"))
-    return shown
+        grid.add_row(plain(row["name"]), *cells, plain(row["oldest_owner"] or row["oldest_holder"], "dim"))
+    return grid
 
 
 def _holder_table(rows: list[Any]) -> Any:
     if not rows:
         return plain("None")
     instants = ("Since (UTC)", "Until (UTC)")
-    shown = table("External id", "Owner", "Permits", "Fence", *instants, right=("Permits", "Fence"), whole=instants)
+    grid = table("External id", "Owner", "Permits", "Fence", *instants, right=("Permits", "Fence"), whole=instants)
     for row in rows:
         until = plain("its release") if row.expires_at is None else second(row.expires_at)
         if row.expired:
             until.stylize("red")
         cells = [plain(row.owner), number(row.permits), number(row.fence), second(row.since)]
-        shown.add_row(plain(row.external_id), *cells, until)
-    return shown
+        grid.add_row(plain(row.external_id), *cells, until)
+    return grid
 
 
 def _history_table(rows: list[Any]) -> Any:
     if not rows:
         return plain("No changes")
-    shown = table("When (UTC)", "Semaphore", "From", "To", "By", right=("From", "To"), whole=("When (UTC)",))
+    grid = table("When (UTC)", "Semaphore", "From", "To", "By", right=("From", "To"), whole=("When (UTC)",))
     for row in rows:
         cells = [number(row.old_capacity), number(row.new_capacity), plain(row.changed_by)]
-        shown.add_row(second(row.changed_at), plain(row.name), *cells)
-    return shown
+        grid.add_row(second(row.changed_at), plain(row.name), *cells)
+    return grid

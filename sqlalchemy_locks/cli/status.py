@@ -103,61 +103,61 @@ def _tables(document: dict[str, Any]) -> Group:
 def _lease_table(rows: list[dict[str, Any]]) -> Any:
     if not rows:
         return plain("None")
-    shown = table("Lease", "Owner", "Since (UTC)", whole=("Since (UTC)",))
+    grid = table("Lease", "Owner", "Since (UTC)", whole=("Since (UTC)",))
     for row in rows:
-        shown.add_row(
+        grid.add_row(
             plain(row["name"]), plain(row["oldest_owner"] or row["oldest_holder"]), second(row["oldest_since"])
         )
-    return shown
+    return grid
 
 
 def _queue_table(rows: list[dict[str, Any]]) -> Any:
     if not rows:
         return plain("No jobs")
     states = ("Waiting", "Scheduled", "Running", "Dead")
-    shown = table("Queue", *states, "Oldest waits since (UTC)", right=states, whole=("Oldest waits since (UTC)",))
+    grid = table("Queue", *states, "Oldest waits since (UTC)", right=states, whole=("Oldest waits since (UTC)",))
     for row in rows:
         cells = [number(row[state.lower()], at_least=state.lower() in row["at_least"]) for state in states]
         if row["dead"]:
             cells[3].stylize("red")
         paused = " (paused)" if row["paused"] else ""
-        shown.add_row(plain(f"{row['queue_id']}{paused}"), *cells, second(row["oldest"]))
-    return shown
+        grid.add_row(plain(f"{row['queue_id']}{paused}"), *cells, second(row["oldest"]))
+    return grid
 
 
 def _mutex_table(rows: list[dict[str, Any]]) -> Any:
     if not rows:
         return plain("None")
-    shown = table("Mutex", "Queue", "Owner", "Since (UTC)", whole=("Since (UTC)",))
+    grid = table("Mutex", "Queue", "Owner", "Since (UTC)", whole=("Since (UTC)",))
     for row in rows:
         cells = [plain(row["queue"], "dim"), plain(row["owner"]), second(row["acquired_at"])]
-        shown.add_row(plain(row["id"]), *cells)
-    return shown
+        grid.add_row(plain(row["id"]), *cells)
+    return grid
 
 
 def _timeout_table(rows: list[dict[str, Any]]) -> Any:
     if not rows:
         return plain("None")
-    shown = table("Timeout", "Queue", "Every", "Free in", "Retries left", right=("Every", "Free in", "Retries left"))
+    grid = table("Timeout", "Queue", "Every", "Free in", "Retries left", right=("Every", "Free in", "Retries left"))
     for row in rows:
         free = int(row["free_in"]) < 0
         remaining = plain("now", "green") if free else plain(format_duration(int(row["free_in"])))
         cells = [plain(format_duration(row["every"])), remaining, number(row["retries"])]
-        shown.add_row(plain(row["id"]), plain(row["queue"], "dim"), *cells)
-    return shown
+        grid.add_row(plain(row["id"]), plain(row["queue"], "dim"), *cells)
+    return grid
 
 
 def _key_table(rows: list[dict[str, Any]]) -> Any:
     if not rows:
         return plain("None")
-    shown = table("Key", "Mode", "Session", "Client", "Since (UTC)", "Waiting", whole=("Key", "Mode", "Session"))
+    grid = table("Key", "Mode", "Session", "Client", "Since (UTC)", "Waiting", whole=("Key", "Mode", "Session"))
     for row in rows:
         waiting = [
             plain(f"{waiter['session']} {waiter['mode']}, {_client(waiter)}", "yellow") for waiter in row["waiting"]
         ]
         cells = [plain(row["mode"]), plain(row["session"]), plain(_client(row)), second(row["since"])]
-        shown.add_row(plain(row["key"]), *cells, Text("\n").join(waiting) if waiting else plain(None, "dim"))
-    return shown
+        grid.add_row(plain(row["key"]), *cells, Text("\n").join(waiting) if waiting else plain(None, "dim"))
+    return grid
 
 
 def _client(session: dict[str, Any]) -> str:

@@ -38,21 +38,21 @@ def worker(target: str, queue: str | None, concurrency: int | None, until_empty:
       sqlalchemy-locks worker shop.jobs:worker
       sqlalchemy-locks worker shop.jobs:worker --queue mail --concurrency 16
     """
-    named = _resolve(target)
+    app_worker = _resolve(target)
     if not logging.getLogger().handlers:  # the app hasn't configured any
         logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
-        named.config.change(name=queue, concurrency=concurrency)
+        app_worker.config.change(name=queue, concurrency=concurrency)
     except (TypeError, ValueError) as error:
         raise click.UsageError(str(error)) from None
     if not until_empty:  # cron mails what is printed
-        place = Database(named.config.engine).display
-        click.echo(f"Working on the queue {named.config.name!r} of {place}; Ctrl-C stops it.", err=True)
+        place = Database(app_worker.config.engine).display
+        click.echo(f"Working on the queue {app_worker.config.name!r} of {place}; Ctrl-C stops it.", err=True)
     try:
-        if isinstance(named, Worker):
-            named.run(until_empty=until_empty)
+        if isinstance(app_worker, Worker):
+            app_worker.run(until_empty=until_empty)
         else:
-            asyncio.run(_run(named, until_empty))
+            asyncio.run(_run(app_worker, until_empty))
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)  # a second Ctrl-C, for which Click would exit with 1
     except LockError as error:
@@ -60,10 +60,10 @@ def worker(target: str, queue: str | None, concurrency: int | None, until_empty:
         sys.exit(EXIT_ERROR)
 
 
-async def _run(named: AsyncWorker, until_empty: bool) -> None:
-    await named.run(until_empty=until_empty)
+async def _run(app_worker: AsyncWorker, until_empty: bool) -> None:
+    await app_worker.run(until_empty=until_empty)
     # aiosqlite's threads would keep the process alive
-    await greenlet_spawn(named.config.engine.dispose)
+    await greenlet_spawn(app_worker.config.engine.dispose)
 
 
 def _resolve(target: str) -> Worker | AsyncWorker:
@@ -72,11 +72,11 @@ def _resolve(target: str) -> Worker | AsyncWorker:
     if (here := os.getcwd()) not in sys.path:
         sys.path.insert(0, here)
     try:
-        named = pkgutil.resolve_name(target)
+        app_worker = pkgutil.resolve_name(target)
     except (ModuleNotFoundError, AttributeError, ValueError) as error:
         raise click.UsageError(f"{target} can't be imported: {error}") from error
-    if callable(named) and not isinstance(named, ObservedWorker):
-        named = named()
-    if not isinstance(named, ObservedWorker):
-        raise click.UsageError(f"{target} is no Worker or AsyncWorker: {named!r}")
-    return named  # type: ignore[return-value]
+    if callable(app_worker) and not isinstance(app_worker, ObservedWorker):
+        app_worker = app_worker()
+    if not isinstance(app_worker, ObservedWorker):
+        raise click.UsageError(f"{target} is no Worker or AsyncWorker: {app_worker!r}")
+    return app_worker  # type: ignore[return-value]

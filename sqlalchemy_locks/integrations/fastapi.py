@@ -171,9 +171,9 @@ def semaphore(
             raise ValueError("semaphore needs at least one semaphore")
     wait = timeout_seconds(timeout)
 
-    def block(of: AsyncLocks, filled: list[str], external_id: Any) -> AbstractAsyncContextManager[Any]:
+    def block(of: AsyncLocks, request_names: list[str], external_id: Any) -> AbstractAsyncContextManager[Any]:
         requested: dict[str, int] = {}
-        for name, number in zip(filled, counts, strict=True):
+        for name, number in zip(request_names, counts, strict=True):
             requested[name] = requested.get(name, 0) + number
         return of.semaphore(requested, ttl=ttl, timeout=wait, external_id=external_id)
 
@@ -204,8 +204,8 @@ def lease(
     """
     wait = timeout_seconds(timeout)
 
-    def block(of: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
-        return of.lease(filled[0], ttl=ttl, timeout=wait)
+    def block(of: AsyncLocks, request_names: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
+        return of.lease(request_names[0], ttl=ttl, timeout=wait)
 
     return Depends(RouteLock([name], block, scope, _retry(retry_after, wait), locks), scope=scope)
 
@@ -222,8 +222,8 @@ def _keys(
         raise ValueError("give at least one name to lock")
     wait = timeout_seconds(timeout)
 
-    def block(of: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
-        return (of.exclusive if mode == "exclusive" else of.shared)(*filled, timeout=wait)
+    def block(of: AsyncLocks, request_names: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
+        return (of.exclusive if mode == "exclusive" else of.shared)(*request_names, timeout=wait)
 
     return Depends(RouteLock(names, block, scope, _retry(retry_after, wait), locks), scope=scope)
 

@@ -154,7 +154,7 @@ def kind_of(error: LockError) -> Kind:
     """
     if isinstance(error, LockTimeout) and error.kind == "semaphore" and not isinstance(error, PoolTimeout):
         return NO_ROOM
-    return next((kind for known, kind in _KINDS if isinstance(error, known)), FAILED)
+    return next((kind for error_class, kind in _KINDS if isinstance(error, error_class)), FAILED)
 
 
 def problem_of(error: LockError, *, retry_after: float | timedelta | None = None) -> Problem:

@@ -24,11 +24,7 @@ from sqlalchemy_locks.integrations.flask import FlaskLocks
 
 db, locks = SQLAlchemy(), FlaskLocks()
 app = Flask("app")
-app.config.update(
-    SQLALCHEMY_DATABASE_URI=os.environ["URL"],
-    SQLALCHEMY_ENGINE_OPTIONS={"connect_args": {"application_name": f"process {os.getpid()}"}},
-    SQLALCHEMY_LOCKS_MAINTENANCE=True,
-)
+app.config.update(SQLALCHEMY_DATABASE_URI=os.environ["URL"], SQLALCHEMY_LOCKS_MAINTENANCE=True)
 db.init_app(app)
 locks.init_app(app)
 inside, most, may = [], [], threading.Event()
@@ -36,10 +32,8 @@ inside, most, may = [], [], threading.Event()
 @app.get("/told")
 def told():
     threads = [each.name for each in threading.enumerate()]
-    return {
-        "process": os.getpid(), "parent": os.getppid(), "inside": len(inside), "most": max(most, default=0),
-        "maintained": threads.count("sqlalchemy_locks.maintenance"),
-    }
+    maintained = threads.count("sqlalchemy_locks.maintenance")
+    return {"inside": len(inside), "most": max(most, default=0), "maintained": maintained}
 
 @app.get("/hold")
 def hold():
