@@ -84,7 +84,9 @@ class RouteLock:
             yield None
             return
         try:
-            texts = path_values(connection.scope["route"].dependant, self._fields, connection)
+            texts = {}
+            if self._fields:
+                texts = path_values(connection.scope["route"].dependant, self._fields, connection)
             names = [
                 valid_name(values[f"name_{number}"], "a lock's name") if template is None else template.fill(texts)
                 for number, template in enumerate(self._templates)

@@ -23,17 +23,17 @@ NAMES = {
 
 
 @pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:20])
-def test_hostile_names_on_the_terminal(cli: Cli, name: str) -> None:
-    assert cli.json("semaphore", "create", "--", name, "2")["name"] == name
-    grant = cli.locks.acquire({name: 1}, external_id=name, owner=name, ttl=3600)
-    told = cli.json("semaphore", "list", "--", name)
+def test_hostile_names_on_the_terminal(sqlite: Cli, name: str) -> None:
+    assert sqlite.json("semaphore", "create", "--", name, "2")["name"] == name
+    grant = sqlite.locks.acquire({name: 1}, external_id=name, owner=name, ttl=3600)
+    told = sqlite.json("semaphore", "list", "--", name)
     assert [row["name"] for row in told["semaphores"]] == [row["owner"] for row in told["holders"]] == [name]
-    for shown in (cli("semaphore", "list", "--", name).stdout, cli("status").stdout):
+    for shown in (sqlite("semaphore", "list", "--", name).stdout, sqlite("status").stdout):
         assert NAMES[name] in shown
         assert "\x1b" not in shown
-    assert cli.json("semaphore", "release", "--", name)["released"] == "RELEASED"
+    assert sqlite.json("semaphore", "release", "--", name)["released"] == "RELEASED"
     assert grant.acquired
-    cli("semaphore", "delete", "--yes", "--", name)
+    sqlite("semaphore", "delete", "--yes", "--", name)
 
 
 def test_surrogate_is_refused(sqlite: Cli) -> None:
