@@ -123,7 +123,9 @@ def _parse_url(text: str) -> URL:
     except Unsupported as error:
         raise click.UsageError(str(error)) from None
     except NoSuchModuleError:
-        raise click.UsageError(f"SQLAlchemy knows no dialect {url.drivername!r}.") from None
+        raise click.UsageError(
+            f"SQLAlchemy knows no dialect {url.drivername!r}: it is named as in postgresql+psycopg:// or sqlite://."
+        ) from None
     except ImportError as error:
         raise click.UsageError(
             f"The driver of {url.drivername}:// URLs is not installed ({error}): install it, or name another one, as "

@@ -84,7 +84,7 @@ def test_config_names_schema_and_prefix(tmp_path: Path) -> None:
         (f"postgresql//app:{SECRET}@host/db", "can't be read"),
         (f"postgresql+psycopg://app:{'s3cret-word'}@host:port/db", "can't be read"),
         ("oracle://app:s3cret-word@host/db", "does not know the engine"),
-        ("postgresql+nothing://app:s3cret-word@host/db", "knows no dialect"),
+        ("postgres://app:s3cret-word@host/db", "knows no dialect"),
         ("mysql+mysqldb://app:s3cret-word@host/db", "is not installed"),
         ("postgresql+psycopg://me:s3cret-word@two@127.0.0.1/app", "%40"),
         ("mysql+pymysql://me:s3cret-word@/two@127.0.0.1/app", "%40"),
