@@ -109,15 +109,21 @@ def ages(locks: Locks) -> Part:
     return Part(rows, {"holders": counted}, ["holders"] if counted == COUNT_LIMIT else ())
 
 
+def queues(locks: Locks) -> Rows:
+    """Return every queue with exact counts, as ``Queue.stats`` does."""
+    rows: list[Any] = locks.run(Queue().stats())
+    return [{**dict(row._mapping), "oldest": utc(row.oldest)} for row in rows]
+
+
 def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
     """Return the queues with their jobs by state, of the shipped table or of the app's, those with late jobs first.
 
     Each row's ``at_least`` has the names of those counts that reached a limit.
     """
-    result: Any = locks.run(activity.counts(COUNT_LIMIT, STALLED_AFTER, None if queue is None else queue._jobs))
-    rows = [{**row, "oldest": utc(row["oldest"])} for row in result["rows"]]
+    found: Any = locks.run(activity.counts(COUNT_LIMIT, STALLED_AFTER, None if queue is None else queue._jobs))
+    rows = [{**row, "oldest": utc(row["oldest"])} for row in found["rows"]]
     rows.sort(key=lambda row: (row["oldest"] is None, row["oldest"] or 0, row["queue_id"]))
-    return Part(rows, result["counts"], result["at_least"])
+    return Part(rows, found["counts"], found["at_least"])
 
 
 def completed(locks: Locks) -> Part:

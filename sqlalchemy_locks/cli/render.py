@@ -67,9 +67,9 @@ def plain(value: Any, style: str = "") -> Text:
     return Text("–" if value is None else escape_unprintable(str(value)), style=style)
 
 
-def number(value: Any, *, at_least: bool = False) -> Text:
-    """Return a number. :param at_least: it may be greater."""
-    return Text("–" if value is None else f"{value:,}{'+' if at_least else ''}")
+def number(value: Any) -> Text:
+    """Return a number with commas."""
+    return Text("–" if value is None else f"{value:,}")
 
 
 def second(instant: datetime | None) -> Text:

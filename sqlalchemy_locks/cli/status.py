@@ -32,8 +32,8 @@ def status(screen: Screen, database: Database, limit: int) -> int | None:
     """Show what is held, and what waits: semaphores, leases, queues, mutexes, timeouts, keys.
 
     Of each the first are shown, and how many more there are: full semaphores, queues whose jobs are late, and what is
-    held longest come first. Jobs, mutexes and timeouts are counted up to 2,000: more are 2,000+. It exits with 1 where
-    nothing is installed.
+    held longest come first. Mutexes and timeouts are counted up to 2,000: more are 2,000+. It exits with 1 where nothing
+    is installed.
 
     \b
       sqlalchemy-locks status
@@ -117,7 +117,7 @@ def _queue_table(rows: list[dict[str, Any]]) -> Any:
     states = ("Waiting", "Scheduled", "Running", "Dead")
     grid = table("Queue", *states, "Oldest waits since (UTC)", right=states, whole=("Oldest waits since (UTC)",))
     for row in rows:
-        cells = [number(row[state.lower()], at_least=state.lower() in row["at_least"]) for state in states]
+        cells = [number(row[state.lower()]) for state in states]
         if row["dead"]:
             cells[3].stylize("red")
         paused = " (paused)" if row["paused"] else ""

@@ -85,10 +85,6 @@ def _steps(engine: Engine, call: Callable[[], object]) -> int:
     return steps
 
 
-def exact_counts(locks: sl.Locks) -> dict[str, Any]:
-    return {row.queue_id: row._mapping for row in locks.run(sl.Queue().stats())}
-
-
 def test_semaphores_are_read_in_one_pass(engine: Engine) -> None:
     locks = sl.Locks(engine)
     part = overview.semaphores(locks, 20)  # the statements are compiled, the settings verified
@@ -127,7 +123,7 @@ def test_counts_stop_at_the_limit(engine: Engine, read: Callable[[sl.Locks], ove
 
 def test_capped_counts_are_lower_bounds(engine: Engine) -> None:
     locks = sl.Locks(engine)
-    exact = exact_counts(locks)
+    exact = {row["queue_id"]: row for row in overview.queues(locks)}
     part = overview.queue_counts(locks)
     assert part.counts["queues"] == len(exact) == 76
     assert set(part.at_least) == {"waiting", "scheduled", "running", "dead"}
@@ -151,7 +147,7 @@ def test_counts_below_the_limit_are_exact(engine: Engine, monkeypatch: pytest.Mo
     part = overview.queue_counts(locks)
     assert part.at_least == set()
     states = ("waiting", "scheduled", "running", "dead")
-    exact = {name: [row[state] for state in states] for name, row in exact_counts(locks).items()}
+    exact = {row["queue_id"]: [row[state] for state in states] for row in overview.queues(locks)}
     assert {row["queue_id"]: [row[state] for state in states] for row in part.rows or ()} == exact
     assert part.counts["waiting"] + part.counts["scheduled"] == 10_000
     mutexes = overview.mutexes(locks, 5)
