@@ -32,8 +32,8 @@ def status(screen: Screen, database: Database, limit: int) -> int | None:
     """Show what is held, and what waits: semaphores, leases, queues, mutexes, timeouts, keys.
 
     Of each the first are shown, and how many more there are: full semaphores, queues whose jobs are late, and what is
-    held longest come first. Mutexes and timeouts are counted up to 2,000: more are 2,000+. It exits with 1 where nothing
-    is installed.
+    held longest come first. Mutexes and timeouts are counted up to 2,000: more are 2,000+. It exits with 1 where
+    nothing is installed.
 
     \b
       sqlalchemy-locks status
