@@ -23,7 +23,7 @@ from sqlalchemy import Engine, create_engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.admin import overview
-from sqlalchemy_locks.cli.connect import AppDatabaseUrl, Database
+from sqlalchemy_locks.cli.connect import Database
 from sqlalchemy_locks.cli.status import _read as read_status
 from sqlalchemy_locks.integrations.dashboard import queries
 from sqlalchemy_locks.integrations.dashboard.serving import served
@@ -95,7 +95,7 @@ def report(engine: Engine) -> None:
     measure("queries of the page", lambda: queries.read_all(locks))
     with served(locks) as address, httpx.Client(timeout=60) as client:
         measure("page", lambda: client.get(f"{address}live").raise_for_status(), must=MUST)
-    database = Database(engine, AppDatabaseUrl.of(engine), time.sleep)
+    database = Database(engine)
     measure("status", lambda: read_status(database, 20), must=MUST)
 
 

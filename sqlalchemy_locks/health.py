@@ -35,10 +35,10 @@ def examine(connection: Connection, *, schema: str = "lock", prefix: str = "lock
     >>> with engine.connect() as connection:
     ...     problems = [each.says for each in examine(connection) if each.level == "problem"]
     """
-    found = list(backend_for(connection.dialect).findings(connection))
-    found.append(_clock(connection))
-    found += _installed(connection, schema, prefix)
-    return found
+    findings = list(backend_for(connection.dialect).findings(connection))
+    findings.append(_clock(connection))
+    findings += _installed(connection, schema, prefix)
+    return findings
 
 
 def _clock(connection: Connection) -> Finding:

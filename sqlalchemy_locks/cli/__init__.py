@@ -9,6 +9,7 @@ semaphore); 2, not done (a wrong option, an unreachable server).
 
 from __future__ import annotations
 
+import io
 import sys
 from importlib.util import find_spec
 from typing import NoReturn
@@ -23,5 +24,7 @@ def main() -> NoReturn:
         sys.exit(2)
     from sqlalchemy_locks.cli.group import commands
 
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # escapes what the encoding can't represent
     commands.main(prog_name="sqlalchemy-locks")
     raise AssertionError("a command ends its process")

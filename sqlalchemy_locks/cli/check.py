@@ -7,10 +7,9 @@ from dataclasses import asdict
 import click
 from rich.text import Text
 
-from sqlalchemy_locks._validation import escape_unprintable
 from sqlalchemy_locks.cli.base import EXIT_NEGATIVE, database_command
 from sqlalchemy_locks.cli.connect import Database
-from sqlalchemy_locks.cli.render import Screen, counted, table
+from sqlalchemy_locks.cli.render import Screen, counted, plain, table
 from sqlalchemy_locks.health import Finding, examine
 
 _LEVELS = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "problem": ("PROBLEM", "bold red")}
@@ -30,17 +29,15 @@ def check(screen: Screen, database: Database) -> int | None:
       sqlalchemy-locks check --url postgresql+psycopg://app@localhost/app
       sqlalchemy-locks check --json | jq '.findings[] | select(.level != "ok")'
     """
-    location = database.location
     with database.engine.connect() as connection:
-        driver = connection.dialect.driver
-        answer = f"{location.display} answers, through {driver}, after {database.connected_in * 1000:.0f} ms"
+        answer = f"{database.display} answers, through {connection.dialect.driver}"
         findings = [
             Finding("connection", "ok", answer),
-            *examine(connection, schema=location.schema, prefix=location.prefix),
+            *examine(connection, schema=database.schema, prefix=database.prefix),
         ]
     count = {level: sum(each.level == level for each in findings) for level in _LEVELS}
     document = {
-        "database": location.display,
+        "database": database.display,
         "ok": not count["problem"],
         "problems": count["problem"],
         "warnings": count["warning"],
@@ -49,8 +46,7 @@ def check(screen: Screen, database: Database) -> int | None:
     rows = table("", "", "")
     rows.show_header = False
     for each in findings:
-        label, style = _LEVELS[each.level]
-        rows.add_row(Text(label, style=style), Text(each.subject), Text(escape_unprintable(each.says)))
+        rows.add_row(plain(*_LEVELS[each.level]), plain(each.subject), plain(each.says))
     if count["problem"]:
         conclusion = Text(f"\n{counted(count['problem'], 'problem')}: locks don't work here as promised", "bold red")
     elif count["warning"]:

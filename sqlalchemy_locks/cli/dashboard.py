@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
+import threading
 from importlib.util import find_spec
 
 import click
 
-from sqlalchemy_locks.cli.base import INTERRUPT_INTERVAL, database_command, interruptible
+from sqlalchemy_locks.cli.base import database_command
 from sqlalchemy_locks.cli.connect import Database
-from sqlalchemy_locks.cli.render import Screen, note, sentence
+from sqlalchemy_locks.cli.render import Screen, plain
 from sqlalchemy_locks.facade.locks import Locks
 
 
@@ -31,9 +31,8 @@ def page(screen: Screen, database: Database, port: int) -> None:
     """
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise click.UsageError("The page needs Starlette and uvicorn: pip install 'sqlalchemy-locks[cli,dashboard]'.")
-    location = database.location
-    if location.url.get_dialect().is_async:
-        driver = location.url.drivername
+    if database.engine.dialect.is_async:
+        driver = database.engine.url.drivername
         raise click.UsageError(f"The page needs a synchronous driver, and {driver} is async: name another.")
     from sqlalchemy_locks.integrations.dashboard.serving import served
 
@@ -41,13 +40,10 @@ def page(screen: Screen, database: Database, port: int) -> None:
         try:
             address = stack.enter_context(served(Locks(database.engine), port))
         except OSError as error:
-            why = error.strerror
-            raise click.UsageError(f"Port {port} can't be used ({why}): --port 0 chooses a free one.") from None
-        interrupted = stack.enter_context(interruptible())
-        if screen.as_json:
-            screen.line({"database": location.display, "address": address})
-        else:
-            screen.show({}, sentence(f"{location.display} is shown at {address}", "green"), note("Ctrl-C ends it"))
-            sys.stdout.flush()
-        while not interrupted():
-            database.sleep(INTERRUPT_INTERVAL)
+            raise click.UsageError(
+                f"Port {port} can't be used ({error.strerror}): --port 0 chooses a free one."
+            ) from None
+        message = plain(f"{database.display} is shown at {address}; Ctrl-C ends it", "green")
+        screen.show({"database": database.display, "address": address}, message)
+        with contextlib.suppress(KeyboardInterrupt):
+            threading.Event().wait()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import click
 import sqlalchemy as sa
 
-from sqlalchemy_locks.cli.base import EXIT_NEGATIVE, database_command, program
+from sqlalchemy_locks.cli.base import EXIT_NEGATIVE, database_command
 from sqlalchemy_locks.cli.connect import Database
-from sqlalchemy_locks.cli.render import Screen, note, sentence
+from sqlalchemy_locks.cli.render import Screen, plain
 
 
 @click.command(short_help="Install the tables and functions.")
@@ -38,30 +38,28 @@ def install(screen: Screen, database: Database, grant_to: tuple[str, ...], locki
     from sqlalchemy_locks.alembic.options import Options
     from sqlalchemy_locks.alembic.steps import STEPS, recorded
 
-    location = database.location
-    options = {"schema": location.schema, "prefix": location.prefix, "grant_to": grant_to, "locking": locking}
+    options = {"schema": database.schema, "prefix": database.prefix, "grant_to": grant_to, "locking": locking}
     with database.engine.connect() as connection:
-        installed = recorded(connection, Options(schema=location.schema, prefix=location.prefix)) or {}
-        if installed and locking == "table" and "locked_keys" in sa.inspect(connection).get_view_names(location.schema):
+        installed = recorded(connection, Options(schema=database.schema, prefix=database.prefix)) or {}
+        if installed and locking == "table" and "locked_keys" in sa.inspect(connection).get_view_names(database.schema):
             raise click.UsageError(
                 "Advisory locks are installed, and processes that use them would not see locks of rows: uninstall them "
                 "first, by Alembic's downgrade."
             )
     steps = [step for step in STEPS if again or grant_to or step not in installed]
-    with screen.progress("Installing", len(steps)) as advance:
-        for step in steps:
-            before = ("base", *STEPS)[STEPS.index(step)]
-            # one transaction each, as the revisions have: on most engines DDL commits implicitly anyway
-            with database.engine.begin() as connection:
-                operations = Operations(MigrationContext.configure(connection))
-                operations.upgrade_locks(from_=before, to=step, **options)  # type: ignore[attr-defined]
-            advance(1)
+    for step in steps:
+        before = ("base", *STEPS)[STEPS.index(step)]
+        # one transaction each, as the revisions have: on most engines DDL commits implicitly anyway
+        with database.engine.begin() as connection:
+            operations = Operations(MigrationContext.configure(connection))
+            operations.upgrade_locks(from_=before, to=step, **options)  # type: ignore[attr-defined]
     newer = sorted(set(installed) - set(STEPS))
-    document = {"database": location.display, "installed": steps, "steps": sorted({*installed, *STEPS}), "newer": newer}
+    document = {"database": database.display, "installed": steps, "steps": sorted({*installed, *STEPS}), "newer": newer}
     if steps:
-        message = sentence(f"Installed in {location.display}: {', '.join(steps)}", "green")
+        message = f"Installed in {database.display}: {', '.join(steps)}"
     else:
-        message = sentence(f"Nothing to do in {location.display}: every step is installed, up to {STEPS[-1]}", "green")
-    warnings = [sentence(f"Step {step} is from a newer release than this one", "yellow") for step in newer]
-    screen.show(document, message, *warnings, note(f"Run `{program()} check` to verify the installation."))
+        message = f"Nothing to do in {database.display}: every step is installed, up to {STEPS[-1]}"
+    warnings = [plain(f"Step {step} is from a newer release than this one", "yellow") for step in newer]
+    last = plain("Run `sqlalchemy-locks check` to verify the installation.", "dim")
+    screen.show(document, plain(message, "green"), *warnings, last)
     return EXIT_NEGATIVE if newer else None

@@ -1,8 +1,8 @@
-"""Locks in a FastAPI app (extra ``fastapi``): a lifespan, and dependencies that hold a lock while an endpoint works.
+"""Locks in a FastAPI app (extra ``fastapi``): dependencies that hold a lock while an endpoint works.
 
 - An endpoint runs only while its lock is held, and can see that it was lost.
 - Contention is answered ``423 Locked`` or ``429 Too Many Requests``, with ``Retry-After`` and a body of
-  ``problem+json``, both documented in the OpenAPI schema.
+  ``problem+json``.
 - One thing can't have two names (``lock_names.py``).
 - A request leaves no lock behind, however it ends.
 
@@ -13,46 +13,31 @@ when the response has been sent, streams and background tasks included.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
 from typing import Annotated, Any, Literal
 
 from sqlalchemy_locks.integrations import missing
 
 try:
-    from fastapi import Depends, FastAPI, Header
-    from starlette.applications import Starlette
+    from fastapi import Depends, Header
 except ModuleNotFoundError as error:
     raise missing("fastapi", error) from error
 
-from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds, valid_int
+from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.facade.async_lease import AsyncLease
 from sqlalchemy_locks.facade.async_locks import AsyncHeld, AsyncLocks
-from sqlalchemy_locks.integrations import openapi
-from sqlalchemy_locks.integrations.lock_names import all_dependants
-from sqlalchemy_locks.integrations.problem import (
-    ANOTHER_REQUEST,
-    ANSWERED,
-    IN_PROGRESS,
-    KEY_SPENT,
-    LOCKED,
-    NO_ROOM,
-    NOT_FOUND,
-    Kind,
-    retry_of,
-    retry_seconds,
-)
+from sqlalchemy_locks.integrations.problem import IN_PROGRESS, LOCKED, NO_ROOM, Kind, retry_of, retry_seconds
 from sqlalchemy_locks.integrations.route_locks import Name, RouteLock, Scope
 from sqlalchemy_locks.integrations.starlette import LockProblem, StarletteLocks, answer, locks_of
 
 __all__ = [
     "AsyncHeld",
     "AsyncLease",
-    "FastAPILocks",
     "LockProblem",
+    "StarletteLocks",
     "answer",
-    "document",
     "exclusive",
     "idempotency_key",
     "lease",
@@ -89,26 +74,6 @@ def required_key(key: Annotated[str, _key()]) -> str:
     return key
 
 
-class FastAPILocks(StarletteLocks):
-    """The ``AsyncLocks`` of an app, with a lifespan. It doesn't dispose of the app's engine.
-
-    >>> locks = FastAPILocks(async_engine)
-    >>> app = FastAPI(lifespan=locks.lifespan)
-    """
-
-    @asynccontextmanager
-    async def lifespan(self, app: Starlette) -> AsyncIterator[None]:
-        """As :meth:`StarletteLocks.lifespan`; it also checks all routes' locks, and documents their answers.
-
-        :raises ValueError: for a name with a parameter that its route doesn't have.
-        """
-        if isinstance(app, FastAPI):
-            check(app)
-            document(app)
-        async with super().lifespan(app):
-            yield
-
-
 def exclusive(
     *names: Name,
     timeout: float | timedelta | None = 5,
@@ -118,12 +83,12 @@ def exclusive(
 ) -> Any:
     """Hold keys exclusively while the endpoint works, in a transaction that is committed when it returns.
 
-    :param names: one or more, each with parameters of the route in braces (``"invoice:{invoice_id}"``), or a dependency
+    :param names: one or more, each with parameters of the path in braces (``"invoice:{invoice_id}"``), or a dependency
         that returns the name.
     :param timeout: the longest wait, in seconds or as a ``timedelta``; ``None`` waits indefinitely, ``0`` tries once.
     :param scope: ``"function"``: the transaction ends with the endpoint, before the response is sent; if it can't be
-        committed, the client gets an error. ``"request"``: it ends when the response has been sent and the background
-        tasks are done.
+        committed, the client gets an error. ``"request"``: it ends when the response has been sent and the
+        background tasks are done, which an endpoint that streams needs: it would work on without its lock.
     :param retry_after: the ``Retry-After`` of an answer to contention, in seconds or as a ``timedelta``; by default the
         timeout, at least 1 and at most 60 seconds.
     :param locks: ``AsyncLocks`` to use instead of the app's, or a dependency that returns them.
@@ -186,8 +151,8 @@ def semaphore(
     A full semaphore is answered 429. A repeated key is answered 409: *in-progress* with ``Retry-After`` while its
     request is processed, *key-spent* when that has ended, *another-request* when it was for other permits. After an
     endpoint that raised, and ``ttl`` after the death of its process, the key is processed again, though some of the
-    work may be done: as a request that was answered 429. With ``unless``, *key-spent* has a ``Retry-After`` for a
-    minute, in which the answer may have been stored since ``unless`` looked for it.
+    work may be done: as a request that was answered 429. With ``unless``, *key-spent* has a ``Retry-After``: the
+    answer may have been stored since ``unless`` looked for it.
 
     A request whose permits were lost is answered 503 with ``scope="function"``; otherwise its response has been sent,
     and the loss is logged.
@@ -197,25 +162,22 @@ def semaphore(
     """
     if callable(permits) or isinstance(permits, str):
         names: Sequence[Name] = [permits]
-        counts = [1 if count is None else valid_int(count, "a count of permits")]
+        counts = [1 if count is None else count]
     elif count is not None:
         raise TypeError("count is for one semaphore that is given by its name: a mapping has its counts in it")
     else:
-        names, counts = list(permits), [valid_int(one, "a count of permits") for one in permits.values()]
+        names, counts = list(permits), list(permits.values())
         if not names:
             raise ValueError("semaphore needs at least one semaphore")
-    checked_ttl, wait = _check_ttl(ttl), timeout_seconds(timeout)
+    wait = timeout_seconds(timeout)
 
-    def block(of: AsyncLocks, filled: list[str], external_id: Any) -> AbstractAsyncContextManager[Any]:
+    def block(of: AsyncLocks, request_names: list[str], external_id: Any) -> AbstractAsyncContextManager[Any]:
         requested: dict[str, int] = {}
-        for name, number in zip(filled, counts, strict=True):
+        for name, number in zip(request_names, counts, strict=True):
             requested[name] = requested.get(name, 0) + number
-        return of.semaphore(requested, ttl=checked_ttl, timeout=wait, external_id=external_id)
+        return of.semaphore(requested, ttl=ttl, timeout=wait, external_id=external_id)
 
-    spent = (KEY_SPENT,) if unless is None else (KEY_SPENT, ANSWERED)
-    kinds = (NO_ROOM, NOT_FOUND, *((IN_PROGRESS, ANOTHER_REQUEST, *spent) if key is not None else ()))
-    retry = _retry(retry_after, wait)
-    return Depends(RouteLock(names, block, kinds, scope, retry, locks, key, unless), scope=scope)
+    return Depends(RouteLock(names, block, scope, _retry(retry_after, wait), locks, key, unless), scope=scope)
 
 
 def lease(
@@ -240,12 +202,12 @@ def lease(
     >>> @app.post("/reports/{day}", dependencies=[lease("report:{day}", ttl=60, timeout=0)])
     ... async def report(day: date) -> None: ...
     """
-    checked_ttl, wait = _check_ttl(ttl), timeout_seconds(timeout)
+    wait = timeout_seconds(timeout)
 
-    def block(of: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
-        return of.lease(filled[0], ttl=checked_ttl, timeout=wait)
+    def block(of: AsyncLocks, request_names: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
+        return of.lease(request_names[0], ttl=ttl, timeout=wait)
 
-    return Depends(RouteLock([name], block, (LOCKED,), scope, _retry(retry_after, wait), locks), scope=scope)
+    return Depends(RouteLock([name], block, scope, _retry(retry_after, wait), locks), scope=scope)
 
 
 def _keys(
@@ -260,40 +222,12 @@ def _keys(
         raise ValueError("give at least one name to lock")
     wait = timeout_seconds(timeout)
 
-    def block(of: AsyncLocks, filled: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
-        return (of.exclusive if mode == "exclusive" else of.shared)(*filled, timeout=wait)
+    def block(of: AsyncLocks, request_names: list[str], _: Any) -> AbstractAsyncContextManager[Any]:
+        return (of.exclusive if mode == "exclusive" else of.shared)(*request_names, timeout=wait)
 
-    return Depends(RouteLock(names, block, (LOCKED,), scope, _retry(retry_after, wait), locks), scope=scope)
-
-
-def _check_ttl(ttl: float | timedelta) -> float:
-    # the block checks it, too, but only at the first request
-    number = bounded_seconds(ttl, "ttl")
-    if number < 1:
-        raise ValueError(f"ttl is at least 1 second, not {ttl!r}")
-    return number
+    return Depends(RouteLock(names, block, scope, _retry(retry_after, wait), locks), scope=scope)
 
 
 def _retry(retry_after: float | timedelta | None, wait: float | None) -> Callable[[Kind], float | None]:
     seconds = None if retry_after is None else retry_seconds(retry_after)
     return lambda kind: seconds if seconds is not None and kind in _RETRIED else retry_of(kind, wait)
-
-
-def check(app: FastAPI) -> None:
-    """Refuse names of locks that their routes can't make; the lifespan calls this.
-
-    :raises ValueError: with what to do instead.
-    """
-    for route in openapi.routes_of(app):
-        for dependant in all_dependants(route.dependant):
-            if isinstance(dependant.call, RouteLock):
-                dependant.call.check(route)
-
-
-def document(app: FastAPI) -> None:
-    """Add the answers of locks to the OpenAPI schema; the lifespan calls this. For schemas made without a server.
-
-    >>> document(app)
-    >>> schema = app.openapi()
-    """
-    openapi.document(app, lambda call: call.kinds if isinstance(call, RouteLock) else ())

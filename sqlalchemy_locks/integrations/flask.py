@@ -1,7 +1,6 @@
 """Locks in a Flask app (extra ``flask``): on the engine of its Flask-SQLAlchemy, or on a given engine.
 
-- Locks are taken in the database of the current app, also in a process with several apps. A block that decorates a
-  view uses the app of the call, not the one that was current when the view was imported.
+- Locks are taken in the database of the current app, also in a process with several apps.
 - Maintenance runs once in each process that serves, never in one that only forks others.
 - A fork begins with a pool of its own, so that no two processes share a connection.
 """
@@ -10,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import sys
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -19,18 +19,14 @@ from sqlalchemy import Engine
 from sqlalchemy_locks.integrations import missing
 
 try:
-    import click
     from flask import Flask, Response, current_app, request_started
-    from flask.cli import with_appcontext
 except ModuleNotFoundError as error:
     raise missing("flask", error) from error
 
-from sqlalchemy_locks.cli.adopt import AppCommands
-from sqlalchemy_locks.cli.connect import HostApp
 from sqlalchemy_locks.dialects.forks import in_forked_child, replace_pool
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.facade.locks import Locks
-from sqlalchemy_locks.integrations.flask_deferred import deferred
+from sqlalchemy_locks.facade.maintenance import Maintenance
 from sqlalchemy_locks.integrations.problem import problem_of
 
 if TYPE_CHECKING:
@@ -41,64 +37,20 @@ if TYPE_CHECKING:
 else:
     _Forwarding = object
 
-__all__ = ["AppLocks", "FlaskLocks", "answer", "current_locks"]
+__all__ = ["FlaskLocks", "answer"]
 
 KEY = "sqlalchemy_locks"
 #: how long an app that ends waits for running maintenance, in seconds
 _END_TIMEOUT = 10.0
 _log = logging.getLogger("sqlalchemy_locks")
 #: the apps whose pools a fork has to replace
-_apps: weakref.WeakSet[AppState] = weakref.WeakSet()
+_states: weakref.WeakSet[AppState] = weakref.WeakSet()
 
 
-class AppLocks(_Forwarding):
-    """The ``Locks`` of the current app, with all their methods.
-
-    Blocks and ``scheduled`` functions may be made outside of an app: they use the app that is current when they are
-    entered or called. Everything else raises ``RuntimeError`` outside of an app context.
-
-    >>> from sqlalchemy_locks.integrations.flask import current_locks
-    >>> @current_locks.lease("import-prices", ttl=60)
-    ... def import_prices() -> None: ...
-    """
-
-    def __init__(self) -> None:
-        """Make one for any app: the current one is looked up at each use."""
-
-    @property
-    def current(self) -> Locks:
-        """The ``Locks`` of the current app: use these outside of the app context, and to listen to events.
-
-        >>> event.listen(locks.current, "lost", alarm)
-        """
-        state = current_app.extensions.get(KEY)
-        if not isinstance(state, AppState):
-            raise RuntimeError(
-                f"the app {current_app.name!r} has no locks: call init_app(app) of FlaskLocks in its set-up"
-            )
-        return state.locks
-
-    if not TYPE_CHECKING:
-        exclusive = deferred(Locks.exclusive)
-        shared = deferred(Locks.shared)
-        semaphore = deferred(Locks.semaphore)
-        lease = deferred(Locks.lease)
-        # calls self.once_per at each call of the function, and nothing else of self
-        scheduled = Locks.scheduled
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "dispatch":
-            raise RuntimeError("events are the app's: listen to locks.current in its context, or to the class sl.Locks")
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self.current, name)
-
-    def __repr__(self) -> str:
-        return f"<{type(self).__name__} of the current app>"
-
-
-class FlaskLocks(AppLocks):
+class FlaskLocks(_Forwarding):
     """The extension: ``Locks`` for each app that it is initialised with.
+
+    In an app context it has all methods of the current app's ``Locks``; outside of one they raise ``RuntimeError``.
 
     :param app: the app, if it exists already; otherwise call :meth:`init_app`.
     :param engine: as for :meth:`init_app`; the default for every app.
@@ -116,7 +68,6 @@ class FlaskLocks(AppLocks):
     """
 
     def __init__(self, app: Flask | None = None, engine: Engine | sessionmaker[Any] | None = None) -> None:
-        super().__init__()
         self._default_engine = engine
         if app is not None:
             self.init_app(app)
@@ -127,7 +78,7 @@ class FlaskLocks(AppLocks):
         :param engine: without Flask-SQLAlchemy, an ``Engine``, or a ``sessionmaker`` bound to one.
         :raises RuntimeError: when the app has locks already.
 
-        It adds ``flask locks ...``, the commands of ``sqlalchemy-locks`` on the app's engine, and reads:
+        It reads:
 
         - ``SQLALCHEMY_LOCKS_BIND``: the key in ``SQLALCHEMY_BINDS`` of the database that has the locks; by default the
           app's main database.
@@ -145,55 +96,56 @@ class FlaskLocks(AppLocks):
         app.config.setdefault("SQLALCHEMY_LOCKS_ERRORS", True)
         app.config.setdefault("SQLALCHEMY_LOCKS_MAINTENANCE", False)
         state = app.extensions[KEY] = AppState(app, self._default_engine if engine is None else engine)
-        host = HostApp("flask locks", _current_engine, app.app_context)
-        app.cli.add_command(AppCommands("locks", host, with_appcontext(lambda: None)))
         if app.config["SQLALCHEMY_LOCKS_ERRORS"] and LockError not in app.error_handler_spec[None][None]:
             app.register_error_handler(LockError, answer)
         if app.config["SQLALCHEMY_LOCKS_MAINTENANCE"]:
             # a signal: another before_request function could answer first
             request_started.connect(state.on_request, app)
 
+    @property
+    def current(self) -> Locks:
+        """The ``Locks`` of the current app: use these outside of the app context, and to listen to events.
 
-#: the ``Locks`` of the current app, for code that can't import its extension
-current_locks = AppLocks()
+        >>> event.listen(locks.current, "lost", alarm)
+        """
+        state = current_app.extensions.get(KEY)
+        if not isinstance(state, AppState):
+            raise RuntimeError(
+                f"the app {current_app.name!r} has no locks: call init_app(app) of FlaskLocks in its set-up"
+            )
+        return state.locks
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "dispatch":
+            raise RuntimeError("events are the app's: listen to locks.current in its context, or to the class sl.Locks")
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self.current, name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of the current app>"
 
 
 class AppState:
     """The state of an app, in ``app.extensions["sqlalchemy_locks"]``."""
 
     def __init__(self, app: Flask, engine: Engine | sessionmaker[Any] | None) -> None:
-        if engine is not None and not isinstance(engine, Engine):
-            from sqlalchemy.orm import sessionmaker  # not loaded before it is needed
-
-            if not isinstance(engine, sessionmaker):
-                # not its repr: a URL has a password
-                raise TypeError(f"FlaskLocks takes an Engine or a sessionmaker, not a {type(engine).__name__}")
         self._app = weakref.ref(app)
-        self._given_engine = engine
+        self._bind = engine
         self._locks: dict[str, Locks] = {}
-        #: a marker of the request that has started this process's maintenance
-        self._maintained: dict[str, object] = {}
-        self._end_maintenance: weakref.finalize[Any, Any] | None = None
-        _apps.add(self)
+        #: by process, the marker of the request that has started its maintenance
+        self._maintained: dict[int, object] = {}
+        _states.add(self)
 
     @property
     def locks(self) -> Locks:
         """The app's ``Locks``, made on first use."""
         # setdefault instead of a mutex, which another thread could hold when this process forks
-        return self._locks.get("locks") or self._locks.setdefault("locks", Locks(self._bind()))
+        return self._locks.get("locks") or self._locks.setdefault("locks", self._make())
 
-    @property
-    def engine(self) -> Engine:
-        """The engine of the app's ``Locks``."""
-        bind = self._bind()
-        engine = bind if isinstance(bind, Engine) else bind.kw.get("bind")
-        if not isinstance(engine, Engine):
-            raise TypeError(f"FlaskLocks takes an Engine, or a sessionmaker bound to one, not {type(bind).__name__}")
-        return engine
-
-    def _bind(self) -> Engine | sessionmaker[Any]:
-        if self._given_engine is not None:
-            return self._given_engine
+    def _make(self) -> Locks:
+        if self._bind is not None:
+            return Locks(self._bind)
         app = self._app()
         assert app is not None
         db = app.extensions.get("sqlalchemy")
@@ -208,12 +160,12 @@ class AppState:
             engine: Engine | None = db.engine if bind is None else db.engines.get(bind)
             if engine is None:
                 raise RuntimeError(f"SQLALCHEMY_LOCKS_BIND is {bind!r}, and there is no such key in SQLALCHEMY_BINDS")
-            return _session_maker(db, engine)
+            return Locks(_session_maker(db, engine))
 
     def on_request(self, sender: Flask, **_: Any) -> None:
         """Start maintenance at the first request of a process: this is a process that serves."""
         marker = object()
-        if self._maintained.setdefault("maintenance", marker) is not marker:
+        if self._maintained.setdefault(os.getpid(), marker) is not marker:
             return
         try:
             maintenance = self.locks.maintenance()
@@ -222,17 +174,12 @@ class AppState:
             _log.exception("the maintenance of the app %r could not be started", sender.name)
             return
         # when the process or the app ends; the finalizer must not reference the app
-        self._end_maintenance = weakref.finalize(sender, maintenance.end, _END_TIMEOUT)
+        weakref.finalize(sender, _end_maintenance, maintenance, os.getpid())
 
-    def on_fork(self) -> None:
-        """Replace the pool in a new process, also where the parent has used its engine without locks."""
-        self._maintained.clear()
-        if self._end_maintenance is not None:
-            self._end_maintenance.detach()
-        if self._app() is None:
-            return
-        with contextlib.suppress(Exception):  # an app without an engine gets that error when it uses its locks
-            replace_pool(self.engine)
+
+def _end_maintenance(maintenance: Maintenance, process: int) -> None:
+    if os.getpid() == process:  # not in a fork, which has no such thread
+        maintenance.end(_END_TIMEOUT)
 
 
 def _session_maker(db: Any, engine: Engine) -> Engine | sessionmaker[Any]:
@@ -247,9 +194,11 @@ def _session_maker(db: Any, engine: Engine) -> Engine | sessionmaker[Any]:
 
 
 @in_forked_child
-def _after_fork() -> None:
-    for state in list(_apps):
-        state.on_fork()
+def _replace_pools() -> None:
+    """Replace the pools in a new process, also where the parent has used an engine without locks."""
+    for state in list(_states):
+        with contextlib.suppress(Exception):  # an app without an engine gets that error when it uses its locks
+            replace_pool(state.locks._engine)
 
 
 def answer(error: LockError) -> Response:
@@ -267,12 +216,3 @@ def answer(error: LockError) -> Response:
     if problem.status > 500:
         current_app.log_exception(sys.exc_info())
     return Response(problem.content, problem.status, dict(problem.headers))
-
-
-def _current_engine() -> Engine:
-    state = current_app.extensions[KEY]
-    assert isinstance(state, AppState)
-    try:
-        return state.engine
-    except (RuntimeError, TypeError) as error:
-        raise click.ClickException(str(error)) from error

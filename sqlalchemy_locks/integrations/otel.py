@@ -40,11 +40,17 @@ class Telemetry:
     def record(self, occurred: LockEvent) -> None:
         """Record one event."""
         attributes: dict[str, Any] = {"lock.kind": occurred.kind, "db.system.name": occurred.engine.lower()}
+        details = {
+            **attributes,
+            "lock.names": [str(name) for name in occurred.names],
+            "lock.shared": occurred.shared,
+            "lock.owner": occurred.owner,
+        }
         if occurred.event == "waited":
             if occurred.waited is not None:
                 outcome = "acquired" if occurred.error is None else "timeout"
                 self._waits.record(occurred.waited, {**attributes, "lock.outcome": outcome})
-                self._span("wait", occurred, occurred.waited, attributes)
+                _record_span(self._tracer, f"{occurred.kind} wait", occurred.waited, details, occurred.error)
             return
         self._counters[occurred.event].add(occurred.count or 1 if occurred.event == "swept" else 1, attributes)
         # only blocks are timed: a mutex may be released by another process
@@ -53,25 +59,19 @@ class Telemetry:
         if occurred.event == "released" and occurred.held is not None:
             self._held.add(-1, attributes)
             self._holds.record(occurred.held, attributes)
-            self._span("hold", occurred, occurred.held, attributes)
+            _record_span(self._tracer, f"{occurred.kind} hold", occurred.held, details, occurred.error)
 
-    def _span(self, what: str, occurred: LockEvent, seconds: float, attributes: dict[str, Any]) -> None:
-        """Record a span that has ended: its outcome is known only then."""
-        ended = time.time_ns()
-        span = self._tracer.start_span(
-            f"{occurred.kind} {what}",
-            start_time=ended - int(seconds * 1e9),
-            attributes={
-                **attributes,
-                "lock.names": [str(name) for name in occurred.names],
-                "lock.shared": occurred.shared,
-                "lock.owner": occurred.owner,
-            },
-        )
-        if occurred.error is not None:
-            span.record_exception(occurred.error)
-            span.set_status(Status(StatusCode.ERROR, str(occurred.error)))
-        span.end(ended)
+
+def _record_span(
+    tracer: trace.Tracer, name: str, seconds: float, attributes: dict[str, Any], error: BaseException | None
+) -> None:
+    """Record a span that has ended: its outcome is known only then."""
+    ended = time.time_ns()
+    span = tracer.start_span(name, start_time=ended - int(seconds * 1e9), attributes=attributes)
+    if error is not None:
+        span.record_exception(error)
+        span.set_status(Status(StatusCode.ERROR, str(error)))
+    span.end(ended)
 
 
 def instrument(
@@ -122,19 +122,9 @@ class WorkerTelemetry:
         elif occurred.took is not None:
             self._running.add(-1, attributes)
             self._runs.record(occurred.took, {**attributes, "job.outcome": occurred.event})
-            self._span(occurred, occurred.took, attributes)
-
-    def _span(self, occurred: JobEvent, seconds: float, attributes: dict[str, Any]) -> None:
-        ended = time.time_ns()
-        span = self._tracer.start_span(
-            f"job {occurred.queue}",
-            start_time=ended - int(seconds * 1e9),
-            attributes={**attributes, "job.id": str(occurred.external_id), "job.attempt": occurred.attempt or 0},
-        )
-        if occurred.error is not None:
-            span.record_exception(occurred.error)
-            span.set_status(Status(StatusCode.ERROR, str(occurred.error)))
-        span.end(ended)
+            identity = {"job.id": str(occurred.external_id), "job.attempt": occurred.attempt or 0}
+            name = f"job {occurred.queue}"
+            _record_span(self._tracer, name, occurred.took, {**attributes, **identity}, occurred.error)
 
 
 def instrument_worker(

@@ -1,7 +1,7 @@
 """Answers of an HTTP service to errors of this library: a status, headers, and a body of ``problem+json``.
 
 For any framework. An answer tells a client what to do next, and nothing about the server: the error itself, with the
-lock's holder, its host and the driver's message, is for the log, and part of the answer only on request (``reveal``).
+lock's holder, its host and the driver's message, is for the log.
 
 Sources: RFC 9457 (problem details), RFC 4918 (423), RFC 6585 (429), RFC 9110 (``Retry-After``).
 """
@@ -154,52 +154,31 @@ def kind_of(error: LockError) -> Kind:
     """
     if isinstance(error, LockTimeout) and error.kind == "semaphore" and not isinstance(error, PoolTimeout):
         return NO_ROOM
-    return next((kind for known, kind in _KINDS if isinstance(error, known)), FAILED)
+    return next((kind for error_class, kind in _KINDS if isinstance(error, error_class)), FAILED)
 
 
-def problem_of(
-    error: LockError,
-    *,
-    retry_after: float | timedelta | None = None,
-    instance: str | None = None,
-    reveal: bool = False,
-) -> Problem:
+def problem_of(error: LockError, *, retry_after: float | timedelta | None = None) -> Problem:
     """Return the answer to a request that failed with an error of this library.
 
     :param retry_after: the ``Retry-After``, in seconds or as a ``timedelta``, rounded up; by default 1 for *locked* and
         5 for *no-room*. It is sent only where repeating the request helps.
-    :param instance: a URI reference that identifies the request.
-    :param reveal: send the error's own message, with owners, hosts and names, instead of a general one.
     :raises ValueError: for a ``retry_after`` below 0.
 
     >>> problem = problem_of(sl.LockTimeout("'invoice:42' was not acquired within 5 s"))
     >>> problem.status, problem.headers["Retry-After"]
     (423, '1')
     """
-    return problem(kind_of(error), retry_after=retry_after, instance=instance, detail=str(error) if reveal else None)
+    return problem(kind_of(error), retry_after=retry_after)
 
 
-def problem(
-    kind: Kind,
-    *,
-    retry_after: float | timedelta | None = None,
-    instance: str | None = None,
-    detail: str | None = None,
-) -> Problem:
-    """As :func:`problem_of`, for a known kind; ``detail`` replaces the general message.
+def problem(kind: Kind, *, retry_after: float | timedelta | None = None) -> Problem:
+    """As :func:`problem_of`, for a known kind.
 
     >>> closed = Kind("closed", 503, "Closed", "We are closed on Sundays.", retry=3600)
     >>> problem(closed, retry_after=1800).headers["Retry-After"]
     '1800'
     """
-    body: dict[str, Any] = {
-        "type": TYPES + kind.code,
-        "title": kind.title,
-        "status": kind.status,
-        "detail": detail or kind.detail,
-    }
-    if instance is not None:
-        body["instance"] = instance
+    body = {"type": TYPES + kind.code, "title": kind.title, "status": kind.status, "detail": kind.detail}
     # the answer is out of date for the next client
     headers = {"Content-Type": MEDIA_TYPE, "Cache-Control": "no-store"}
     if kind.retry is not None:

@@ -6,8 +6,8 @@ one for each invoice.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar
+import functools
+from typing import Any
 
 from sqlalchemy import event
 
@@ -19,8 +19,6 @@ except ModuleNotFoundError as error:
     raise missing("prometheus", error) from error
 
 from sqlalchemy_locks.values import JobEvent, LockEvent
-
-M = TypeVar("M")
 
 _LABELS = ("kind", "engine")
 #: seconds
@@ -37,9 +35,6 @@ class Metrics:
     """
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, what: str) -> Counter:
-            return Counter(f"sqlalchemy_locks_{name}", what, _LABELS, registry=registry)
-
         self._waits = Histogram(
             "sqlalchemy_locks_wait_seconds",
             "Waits for locks, acquired or not",
@@ -61,12 +56,16 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livesum",
         )
+        descriptions = {
+            "acquired": "Locks acquired",
+            "released": "Locks released",
+            "lost": "Locks lost before their holder had finished",
+            "retried": "Transactions run again after a transient error",
+            "swept": "Abandoned requests that were released",
+        }
         self._counters = {
-            "acquired": counter("acquired", "Locks acquired"),
-            "released": counter("released", "Locks released"),
-            "lost": counter("lost", "Locks lost before their holder had finished"),
-            "retried": counter("retried", "Transactions run again after a transient error"),
-            "swept": counter("swept", "Abandoned requests that were released"),
+            what: Counter(f"sqlalchemy_locks_{what}", description, _LABELS, registry=registry)
+            for what, description in descriptions.items()
         }
 
     def record(self, occurred: LockEvent) -> None:
@@ -86,17 +85,8 @@ class Metrics:
             self._holds.labels(*labels).observe(occurred.held)
 
 
-#: by their class and the registry, which is kept so that no other one gets its id
-_made: dict[tuple[Any, int], tuple[CollectorRegistry, Any]] = {}
-
-
-def _metrics_of(registry: CollectorRegistry, kind: Callable[[CollectorRegistry], M]) -> M:
-    """Return the metrics of a registry, made once."""
-    key = kind, id(registry)
-    if key not in _made:
-        _made[key] = registry, kind(registry)
-    metric: M = _made[key][1]
-    return metric
+#: of a registry, which has one metric of each name
+_metrics_of = functools.cache(Metrics)
 
 
 def instrument(locks: Any, registry: CollectorRegistry = REGISTRY) -> None:
@@ -108,7 +98,7 @@ def instrument(locks: Any, registry: CollectorRegistry = REGISTRY) -> None:
     >>> from sqlalchemy_locks.integrations import prometheus
     >>> prometheus.instrument(locks)
     """
-    metrics = _metrics_of(registry, Metrics)
+    metrics = _metrics_of(registry)
     for what in ("waited", "acquired", "released", "lost", "retried", "swept"):
         event.listen(locks, what, metrics.record)
 
@@ -163,6 +153,9 @@ class WorkerMetrics:
             self._runs.labels(*labels, occurred.event).observe(occurred.took)
 
 
+_worker_metrics_of = functools.cache(WorkerMetrics)
+
+
 def instrument_worker(worker: Any, registry: CollectorRegistry = REGISTRY) -> None:
     """Record the events of a worker in the metrics of a registry.
 
@@ -172,6 +165,6 @@ def instrument_worker(worker: Any, registry: CollectorRegistry = REGISTRY) -> No
     >>> from sqlalchemy_locks.integrations import prometheus
     >>> prometheus.instrument_worker(worker)
     """
-    metrics = _metrics_of(registry, WorkerMetrics)
+    metrics = _worker_metrics_of(registry)
     for what in ("begun", "completed", "failed", "dead", "stalled"):
         event.listen(worker, what, metrics.record)

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import String, bindparam, case, exists, func, or_, select
+from sqlalchemy import String, bindparam, exists, func, or_, select
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import Operation, RowsOperation
 from sqlalchemy_locks.semaphore.queries import ReadSemaphores
 from sqlalchemy_locks.semaphore.statements import HELD_STATE, expiry
-from sqlalchemy_locks.sql.clock import Elapsed, Now
+from sqlalchemy_locks.sql.clock import Now
 from sqlalchemy_locks.sql.tables import Tables
 from sqlalchemy_locks.values import Grant
 
@@ -58,18 +58,7 @@ class IsHeld(ReadSemaphores):
         )
 
 
-class EndedAgo(ReadSemaphores):
-    """How long ago a request ended, in whole seconds; negative while it is held."""
-
-    name = "semaphore.ended_ago"
-
-    def select(self, tables: Tables) -> Executable:
-        req = tables.permit_request
-        ended = case((req.c.state == HELD_STATE, expiry(req)), else_=req.c.updated_at)
-        return select(Elapsed(ended)).where(req.c.external_id == _EXTERNAL_ID)
-
-
-_AVAILABILITY, _IS_HELD, _ENDED_AGO = Availability(), IsHeld(), EndedAgo()
+_AVAILABILITY, _IS_HELD = Availability(), IsHeld()
 
 
 def availability(request: Operation[Any] | Grant) -> RowsOperation[Any]:
@@ -94,8 +83,3 @@ def exhausted_in(rows: Any, permits: Mapping[str, int]) -> list[str]:
 def is_held(grant: Grant) -> Operation[Any]:
     """Return 1 while the permits of a grant are held, 0 afterwards."""
     return Operation(_IS_HELD, {"external_id": grant.external_id, "token": grant.token})
-
-
-def ended_ago(external_id: str) -> Operation[Any]:
-    """Return how long ago the request of an id ended, in whole seconds; ``None`` where there is no such request."""
-    return Operation(_ENDED_AGO, {"external_id": external_id})

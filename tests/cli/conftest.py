@@ -13,11 +13,9 @@ from sqlalchemy import create_engine
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.cli import connect
 from sqlalchemy_locks.cli.connect import URL_VARIABLES
 from sqlalchemy_locks.cli.group import commands
 from tests.conftest import PLAIN, Servers, install
-from tests.fixtures.parties import PATIENCE
 
 ENGINES = ["sqlite", "postgresql15", "mysql", "mariadb"]
 
@@ -45,14 +43,8 @@ class Cli:
 
 def run(*arguments: str, **environment: str) -> Result:
     """Run a command, without the environment variables that set a database or a terminal width."""
-    clean: dict[str, str | None] = dict.fromkeys((*URL_VARIABLES, "COLUMNS", "NO_COLOR", "FORCE_COLOR"))
+    clean: dict[str, str | None] = dict.fromkeys((*URL_VARIABLES, "NO_COLOR", "FORCE_COLOR"))
     return CliRunner().invoke(commands, arguments, env={**clean, **environment}, prog_name="sqlalchemy-locks")
-
-
-@pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Extend the connect timeout for a busy machine."""
-    monkeypatch.setattr(connect, "CONNECT_TIMEOUT", PATIENCE)
 
 
 @pytest.fixture(scope="module")

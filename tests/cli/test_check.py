@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy_locks import health
 from sqlalchemy_locks.dialects import checks
 from tests.cli.conftest import Cli
-from tests.cli.pooler import Pooler
 from tests.conftest import PLAIN, Servers, install
 
 
@@ -29,15 +27,6 @@ def executed(url: str, *commands: str) -> None:
     with engine.begin() as connection:
         for command in commands:
             connection.exec_driver_sql(command)
-
-
-@pytest.fixture
-def through(postgresql: Cli) -> Iterator[Cli]:
-    pooler = Pooler(postgresql.url)
-    try:
-        yield Cli(pooler.url)
-    finally:
-        pooler.close()
 
 
 @pytest.mark.parametrize("engine", ["postgresql18", "yugabytedb"])
@@ -136,21 +125,6 @@ def test_check_warns_of_clock_difference(hours: int, sqlite: Cli, monkeypatch: p
     ((level, says),) = found(sqlite, "clock")
     assert level == "warning"
     assert "Locks are not affected" in says
-
-
-def test_check_reports_pooler(postgresql: Cli, through: Cli) -> None:
-    assert found(postgresql, "pooler") == []
-    ((level, says),) = found(through, "pooler")
-    assert level == "warning"
-    assert "PgBouncer" in says
-
-
-def test_check_reports_pooler_with_psycopg2(servers: Servers) -> None:
-    pooler = Pooler(servers.installed("postgresql15", "psycopg2"))
-    try:
-        assert found(Cli(pooler.url), "pooler") != []
-    finally:
-        pooler.close()
 
 
 @pytest.mark.parametrize(

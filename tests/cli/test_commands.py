@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 from uuid import UUID
 
@@ -31,7 +30,7 @@ def captured(cli: Cli, name: str, number: int) -> list[Any]:
 def test_install_and_check(engine: str, servers: Servers) -> None:
     cli = Cli(servers.fresh(engine, PLAIN[engine]))
     if engine == "sqlite":
-        assert "there is no file" in cli("check", code=2).stderr
+        assert "there is no such file" in cli("check", code=2).stderr
     else:
         done = cli.json("check", code=1)
         assert (done["ok"], done["problems"]) == (False, 1)
@@ -58,7 +57,6 @@ def test_commands_in_another_schema(engine: str, servers: Servers) -> None:
     assert cli("status", code=1).stdout.count("not installed; `sqlalchemy-locks check` shows what is") >= 5
     cli("semaphore", "create", "placed", "3", *place)
     assert [row["name"] for row in cli.json("status", *place)["semaphores"]] == ["placed"]
-    cli("vacuum", *place)
     cli("sweep", *place)
 
 
@@ -73,12 +71,10 @@ def test_semaphore_create_resize_delete(cli: Cli) -> None:
     assert [(each["old_capacity"], each["new_capacity"]) for each in changes] == [(3, 7), (None, 3)]
     assert changes[0]["changed_by"] == "alice"
     assert changes[1]["changed_by"]  # the user who runs the tests
-    assert "give --yes" in cli("semaphore", "delete", "slots", code=2).stderr
+    assert "Aborted" in cli("semaphore", "delete", "slots", code=1).stderr  # nobody answers its question
     assert cli.json("semaphore", "delete", "slots", "--yes") == {"name": "slots", "deleted": True}
     for command in (["resize", "slots", "2"], ["delete", "slots", "--yes"]):
-        told = cli.json("semaphore", *command, code=1)
-        assert told["error"] == "UnknownSemaphore"
-        assert told["message"] == "there is no semaphore 'slots'"
+        assert "there is no semaphore 'slots'\n" in cli("semaphore", *command, code=1).stderr
     assert "There is no semaphore 'slots'" in cli("semaphore", "list", "slots", code=1).stdout
 
 
@@ -90,20 +86,21 @@ def test_semaphore_list_holders(cli: Cli) -> None:
     assert (holder["external_id"], holder["owner"], holder["permits"]) == ("job-1", "web-1", 2)
     assert holder["expired"] in (False, 0)
     assert holder["expires_at"].endswith("+00:00")
-    shown = cli("semaphore", "list", "held").stdout
-    assert "job-1" in shown
-    assert "█" * 20 in shown
-    assert cli.json("semaphore", "delete", "held", "--yes", code=1)["error"] == "SemaphoreHeld"
+    assert "job-1" in cli("semaphore", "list", "held").stdout
+    assert "held" in cli("semaphore", "delete", "held", "--yes", code=1).stderr
     assert cli.json("semaphore", "release", "job-1")["released"] == "RELEASED"
     assert cli.json("semaphore", "release", "job-1")["released"] == "ALREADY_RELEASED"
     assert cli.json("semaphore", "release", "never", code=1)["released"] == "UNKNOWN"
     assert cli.json("semaphore", "list", "held")["holders"] == []
 
 
+def queue_row(cli: Cli, name: str) -> Any:
+    return next(row for row in cli.json("status")["queues"] if row["queue_id"] == name)
+
+
 def test_queue_commands(cli: Cli) -> None:
     jobs = captured(cli, "mail", 4)
-    (row,) = cli.json("queue", "stats", "mail")["queues"]
-    assert [row[state] for state in ("waiting", "scheduled", "running", "dead")] == [0, 0, 4, 0]
+    assert [queue_row(cli, "mail")[state] for state in ("waiting", "scheduled", "running", "dead")] == [0, 0, 4, 0]
     locks = cli.locks
     assert locks.run(QUEUE.complete(jobs[:1])) == 1
     assert locks.run(QUEUE.fail(jobs[1:3], error="x", retry=False)) == 2
@@ -111,65 +108,48 @@ def test_queue_commands(cli: Cli) -> None:
     assert cli.json("queue", "requeue", "mail", "--stalled-for", "0") == {"requeued": 1, "which": "stalled"}
     one = str(UUID(str(jobs[1].external_id)))
     assert cli.json("queue", "requeue", "--job", one) == {"requeued": 1, "which": "dead"}
-    assert cli.json("queue", "requeue", "--job", one, code=1)["requeued"] == 0
-    assert f"'{one}' is not dead" in cli("queue", "requeue", "--job", one, code=1).stdout
+    assert f"Not dead: '{one}'" in cli("queue", "requeue", "--job", one, code=1).stdout
     assert "There is no job" in cli("queue", "requeue", "--job", str(UUID(int=7)), code=1).stdout
     assert cli.json("queue", "requeue", "mail", "--dead") == {"requeued": 1, "which": "dead"}
-    (row,) = cli.json("queue", "stats", "mail")["queues"]
+    row = queue_row(cli, "mail")
     assert (row["waiting"], row["dead"]) == (3, 0)
     assert row["oldest"].endswith("+00:00")
-    assert "mail" in cli("queue", "stats").stdout
-    assert "give --yes" in cli("queue", "purge", "--older-than", "0", code=2).stderr
+    assert "Aborted" in cli("queue", "purge", "--older-than", "0", code=1).stderr
     assert cli.json("queue", "purge", "--older-than", "7d", "--yes") == {"deleted": 0, "which": "completed"}
     assert cli.json("queue", "purge", "--older-than", "0", "--queue", "letters", "--yes")["deleted"] == 0
-    assert "the queue 'mail'" in cli("queue", "purge", "--older-than", "0", "--queue", "mail", code=2).stderr
     assert cli.json("queue", "purge", "--older-than", "0", "--queue", "mail", "--yes")["deleted"] == 1
-    cli.locks.run(QUEUE.fail(captured(cli, "mail", 1), error="x", retry=False))
+    locks.run(QUEUE.fail(captured(cli, "mail", 1), error="x", retry=False))
     assert cli.json("queue", "purge", "--older-than", "0", "--dead", "--yes") == {"deleted": 1, "which": "dead"}
 
 
 def test_jobs_by_id(cli: Cli) -> None:
     id = str(UUID(str(cli.locks.run(QUEUE.put({"a": 1}, queue="single", run_in=3600)))))
     assert cli.json("queue", "show", id)["payload"] == {"a": 1}
-    assert "single" in cli("queue", "show", id).stdout
-    assert cli.json("queue", "reschedule", id, "--at", "2020-01-31T12:00Z") == {"job": id, "rescheduled": True}
-    assert cli.json("queue", "show", id)["run_at"].startswith("2020-01-31T12:00")
-    assert cli.json("queue", "reschedule", id, "--in", "2h")["rescheduled"]
-    assert cli("queue", "cancel", id).stdout == f"Cancelled: '{id}'\n"
-    assert cli("queue", "cancel", id, code=1).stdout == f"'{id}' has ended\n"
-    assert cli.json("queue", "show", id)["error"] == "cancelled"
-    (job,) = captured(cli, "single", 1)
-    running = str(UUID(str(job.external_id)))
-    assert cli.json("queue", "cancel", running, code=1) == {"job": running, "cancelled": False}
-    unknown = str(UUID(int=1))
-    for command in (["show"], ["cancel"], ["reschedule", "--in", "0"]):
-        assert cli.json("queue", command[0], unknown, *command[1:], code=1) == {"job": unknown, "found": False}
+    assert cli.json("queue", "cancel", id) == {"job": id, "cancelled": True}
+    assert cli.json("queue", "cancel", id, code=1) == {"job": id, "cancelled": False}
+    assert cli.json("queue", "show", str(UUID(int=7)), code=1)["found"] is False
 
 
-def test_pausing_queues(cli: Cli) -> None:
-    assert cli("queue", "pause", "one", "two").stdout == "Paused: 2 queues\n"
+def test_queues_are_paused(cli: Cli) -> None:
+    captured(cli, "one", 1)
+    assert cli("queue", "pause", "one", "two").stdout.rstrip() == "Paused: 2 queues"
     assert cli.json("queue", "pause", "one") == {"paused": 0}
-    assert [row["paused"] for row in cli.json("queue", "stats", "two")["queues"]] == [True]
-    assert "one (paused)" in cli("queue", "stats").stdout
+    assert queue_row(cli, "one")["paused"] is True
+    assert "one (paused)" in cli("status").stdout
     assert cli.json("queue", "resume", "one", "two") == {"resumed": 2}
 
 
-def test_sweep_and_vacuum(cli: Cli) -> None:
+def test_sweep(cli: Cli) -> None:
     cli("semaphore", "create", "swept", "5")
     locks = cli.locks
     locks.acquire({"swept": 1}, external_id="short", ttl=0.001)
     locks.acquire({"swept": 1}, external_id="long", ttl=3600)
     assert cli.json("sweep")["released"] == 1
-    assert cli.json("sweep", "--expired-only")["released"] == 0
     locks.release("long")
     done = cli.json("sweep", "--due")["done"]
     assert set(done) == {"tasks", "orphans", "requests", "leases", "history", "keys"}
     assert cli.json("sweep", "--due")["done"] == {}
     assert "Nothing was due" in cli("sweep", "--due").stdout
-    with locks.exclusive("a key"):
-        pass
-    assert isinstance(cli.json("vacuum")["removed"], int)
-    assert cli.json("vacuum") == {"removed": 0}
 
 
 def test_status_shows_every_part(cli: Cli) -> None:
@@ -188,7 +168,6 @@ def test_status_shows_every_part(cli: Cli) -> None:
     assert {row["queue_id"]: row["running"] for row in told["queues"]}["shown"] == 2
     assert ("import", "web-1") in [(row["id"], row["owner"]) for row in told["mutexes"]]
     assert "report" in [row["id"] for row in told["timeouts"]]
-    assert cli.json("top", "--once").keys() == told.keys()
     shown = cli("status").stdout
     for part in ("Semaphores", "Leases", "Queues", "Mutexes", "Timeouts", "Keys", "shown", "import", "report"):
         assert part in shown
@@ -273,21 +252,10 @@ def test_install_after_revisions_is_refused(servers: Servers, monkeypatch: pytes
 def test_help_without_database() -> None:
     done = run("--help")
     assert done.exit_code == 0
-    for command in (
-        "install",
-        "check",
-        "status",
-        "top",
-        "page",
-        "semaphore",
-        "queue",
-        "sweep",
-        "vacuum",
-    ):
+    assert "Exit codes: 0 done" in done.stdout
+    for command in ("install", "check", "status", "page", "semaphore", "queue", "worker", "sweep"):
         assert f"\n  {command} " in done.stdout
-        told = run(command, "--help")
-        assert told.exit_code == 0
-        assert command in ("semaphore", "queue") or "Exit codes: 0 done" in told.stdout
+        assert run(command, "--help").exit_code == 0
     assert run("--version").stdout.startswith("sqlalchemy-locks 0.")
 
 
@@ -301,25 +269,17 @@ def test_help_without_database() -> None:
         (("semaphore", "create", "x", str(2**31)), "a capacity is from 0"),
         (("semaphore", "resize", "x", "1", "--by", "b" * 300), "300 characters"),
         (("queue", "requeue", "--stalled-for", "soon"), "'soon' is no duration"),
-        (("queue", "requeue", "--stalled-for", "-5"), "'-5' is no duration"),
         (("queue", "requeue", "--stalled-for", "99999999d"), "a hundred years"),
         (("queue", "requeue", "--job", "x"), "an external_id is a UUID"),
         (("queue", "requeue", "mail", "--job", "x"), "leave QUEUE out"),
         (("queue", "purge"), "--older-than"),
-        (("queue", "purge", "--older-than", "7", "--yes"), "7 of what? 7s, 7m, 7h or 7d."),
+        (("queue", "purge", "--older-than", "7", "--yes"), "'7' is no duration: 90s, 5m, 2h and 7d are"),
         (("queue", "cancel", "x"), "an external_id is a UUID"),
-        (("queue", "reschedule", str(UUID(int=1))), "--in or --at"),
-        (("queue", "reschedule", str(UUID(int=1)), "--at", "soon"), "'soon' is no time"),
-        (
-            ("queue", "reschedule", str(UUID(int=1)), "--at", "2030-01-31T12:00"),
-            "no offset from UTC: 2030-01-31T12:00+00:00",
-        ),
         (("queue", "pause"), "QUEUE..."),
         (("sweep", "--stale-after", "0"), "more than 0 seconds"),
-        (("top", "--interval", "0"), "at least 0.1 s"),
         (("check", "--schema", "a;b", "--prefix", "c"), "is refused"),
         (("install", "--schema", "others"), "SQLite's tables are in no schema of their own: give their --prefix"),
-        (("install", "--url", "postgresql://a@b/c", "--prefix", "others_"), "give its --schema"),
+        (("install", "--url", "postgresql+psycopg://a@b/c", "--prefix", "others_"), "give its --schema"),
         (("install", "--prefix", "a b"), "is refused"),
         (("install", "--locking", "rows"), "is not one of"),
         (("install", "--grant-to", "app"), "no roles"),
@@ -330,24 +290,6 @@ def test_invalid_options_are_refused(sqlite: Cli, arguments: tuple[str, ...], sa
     done = sqlite(*arguments, code=2)
     assert said in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
-
-
-def test_errors_are_printed_as_json(sqlite: Cli) -> None:
-    done = sqlite("semaphore", "create", "x" * 256, "1", "--json", code=2)
-    assert json.loads(done.stdout) == {
-        "error": "ValueError",
-        "message": "a semaphore's name has 256 characters: 255 are the most that every engine can keep",
-    }
-
-
-def test_usage_errors_are_printed_as_json(sqlite: Cli) -> None:
-    for arguments in (("queue", "purge", "--older-than", "1d"), ("semaphore", "delete", "x")):
-        done = sqlite(*arguments, "--json", code=2)
-        assert json.loads(done.stdout)["error"] == "UsageError"
-        assert "give --yes" in done.stderr
-    done = run("check", "--json")
-    assert done.exit_code == 2
-    assert "Which database" in json.loads(done.stdout)["message"]
 
 
 def test_install_refuses_other_locking(servers: Servers) -> None:

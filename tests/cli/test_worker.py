@@ -26,9 +26,6 @@ stopped = sl.Worker(sl.Queue(), lambda job: stopped.stop(), bind=engine)
 async def awaited(job):
     pass
 
-lost = sl.Worker(sl.Queue(), print, bind=create_engine("sqlite:////no/folder/nowhere.db"))
-lost_too = sl.AsyncWorker(sl.Queue(), awaited, bind=create_async_engine("sqlite+aiosqlite:////no/folder/nowhere.db"))
-
 def make():
     return sl.AsyncWorker(sl.Queue(), awaited, bind=create_async_engine({url!r}.replace("sqlite", "sqlite+aiosqlite")))
 """
@@ -56,14 +53,11 @@ def test_a_worker_runs_by_its_name(servers: Servers, tmp_path: Path, monkeypatch
         assert done.exit_code == 0
         assert done.output == f"Working on the queue 'default' of {url.partition('?')[0]}; Ctrl-C stops it.\n"
     for wrong, message in {
-        "own_app:lost": "nowhere.db: unable to open database file",
-        "own_app:lost_too": "nowhere.db: unable to open database file",
         "own_app": "is not MODULE:WORKER",
-        "no_app:worker": "no module 'no_app'",
+        "no_app:worker": "No module named 'no_app'",
         "own_app:nothing": "no Worker",
-        "own_app:absent": "has no 'absent'",
-        "own_app:awaited": "name the Worker, or a function without arguments that returns one",
+        "own_app:absent": "has no attribute 'absent'",
     }.items():
         done = run("worker", wrong)
         assert done.exit_code == 2
-        assert message in done.output
+        assert message in " ".join(done.output.split())

@@ -1,49 +1,21 @@
 """With a real server: a client that disconnects in a stream leaves nothing behind."""
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
 from sqlalchemy import create_engine
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.integrations.fastapi import FastAPILocks, exclusive, semaphore
+from sqlalchemy_locks.integrations.dashboard.serving import serve
+from sqlalchemy_locks.integrations.fastapi import StarletteLocks, exclusive, semaphore
 from tests.fixtures.parties import EVERYWHERE, PATIENCE, async_connected, installed, until, unused
 from tests.fixtures.web import code
-
-
-class Server(uvicorn.Server):
-    """A server in a thread, at ``address``."""
-
-    def __init__(self, app: FastAPI) -> None:
-        super().__init__(uvicorn.Config(app, port=0, log_level="warning", lifespan="on"))
-        self.failed: list[BaseException] = []
-        self._thread = threading.Thread(target=self._in_thread, daemon=True)
-
-    def _in_thread(self) -> None:
-        try:
-            asyncio.run(self.serve())
-        except BaseException as error:
-            self.failed.append(error)
-
-    def __enter__(self) -> str:
-        self._thread.start()
-        until(lambda: self.started or not self._thread.is_alive())
-        assert self.started, self.failed
-        return f"http://127.0.0.1:{self.servers[0].sockets[0].getsockname()[1]}"
-
-    def __exit__(self, *error: object) -> None:
-        self.should_exit = True
-        self._thread.join(PATIENCE)
-        assert not self._thread.is_alive()
-        assert not self.failed
 
 
 @pytest.mark.parametrize("which", ["sqlite", "postgresql15"])
@@ -54,7 +26,7 @@ def test_disconnected_client_releases_the_lock(servers: Any, which: str) -> None
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         async with async_connected(url) as engine:
-            async with FastAPILocks(engine, maintain_every=None).lifespan(app):
+            async with StarletteLocks(engine, maintain_every=None).lifespan(app):
                 yield
 
     app = FastAPI(lifespan=lifespan)
@@ -80,7 +52,7 @@ def test_disconnected_client_releases_the_lock(servers: Any, which: str) -> None
     try:
         locks = sl.Locks(plain)
         locks.run(sl.semaphore.create(room, 1))
-        with Server(app) as address, httpx.Client(base_url=address, timeout=PATIENCE) as client:
+        with serve(app) as address, httpx.Client(base_url=address, timeout=PATIENCE) as client:
             with client.stream("GET", "/stream") as streamed:
                 parts = streamed.iter_bytes(4)  # a reference, without which httpx would disconnect
                 assert next(parts) == b"part"

@@ -108,24 +108,22 @@ told(held=held, most=most, done=done)
     assert told == {"held": [0], "most": 1, "done": [0, 1, 2, 3, 4]}
 
 
-@pytest.mark.parametrize("copied", [False, True])
 @pytest.mark.parametrize("head", [PATCHED, f"import sqlalchemy_locks{PATCHED}", ""], ids=["patched", "late", "not"])
-def test_reentry_is_detected_by_greenlet(head: str, copied: bool, servers: Servers, tmp_path: Path) -> None:
+def test_reentry_is_detected_by_greenlet(head: str, servers: Servers, tmp_path: Path) -> None:
     """Acquiring a lock of another greenlet is no re-entry, even with a copied context."""
-    script = f"""
-copied = {copied}
-BLOCKS = {{
+    script = """
+BLOCKS = {
     "exclusive": lambda patience: locks.exclusive("mine", timeout=patience),
     "lease": lambda patience: locks.lease("mine", timeout=patience),
     "semaphore": lambda patience: locks.semaphore("two", count=2, timeout=patience),
-}}
+}
 locks.run(sl.semaphore.create("two", 2))
-found = {{}}
+found = {}
 for name, block in BLOCKS.items():
     with block(PATIENCE):
         # the one would wait for ever, and the other until its time is up
         another = tried, block(0.01)
-        spawned = gevent.spawn(*((contextvars.copy_context().run, *another) if copied else another))
+        spawned = gevent.spawn(contextvars.copy_context().run, *another)
         found[name] = tried(block(PATIENCE)), spawned.get(timeout=PATIENCE)
     found[name] += (tried(block(PATIENCE)),)
 told(**found)
@@ -144,39 +142,9 @@ def renewed(grant):
     with watch._engine.connect() as connection:
         return connection.execute(RENEWED, {"id": grant.external_id}).scalar()
 
-with locks.lease("renewed", ttl=15) as grant:
+with locks.lease("renewed", ttl=3) as grant:
     until(lambda: renewed(grant))
     grant.check()
     told(lost=bool(grant.lost))
 """
     assert ran(script, url_of(servers, "postgresql15"), tmp_path) == {"lost": False}
-
-
-def test_maintenance_runs_in_a_greenlet(servers: Servers, tmp_path: Path) -> None:
-    script = """
-import threading
-with locks.maintenance(every=3600):
-    names = [each.name for each in threading.enumerate()]
-told(names=names.count("sqlalchemy_locks.maintenance"), after=[
-    each.name for each in threading.enumerate()].count("sqlalchemy_locks.maintenance"))
-"""
-    assert ran(script, url_of(servers, "postgresql15"), tmp_path) == {"names": 1, "after": 0}
-
-
-PSYCOPG2 = """
-import psycopg2.extensions
-from gevent.socket import wait_read, wait_write
-def wait(connection):
-    while True:
-        state = connection.poll()
-        if state == psycopg2.extensions.POLL_OK:
-            return
-        (wait_read if state == psycopg2.extensions.POLL_READ else wait_write)(connection.fileno())
-psycopg2.extensions.set_wait_callback(wait)
-"""
-
-
-def test_psycopg2_wait_lets_greenlets_run(servers: Servers, tmp_path: Path) -> None:
-    """With psycogreen's wait callback."""
-    script = PSYCOPG2 + 'with locks.exclusive("greenlets"):\n    told(said="entered")\n'
-    assert ran(script, url_of(servers, "postgresql15", "psycopg2"), tmp_path) == {"said": "entered"}

@@ -16,7 +16,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from typing_extensions import assert_type
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.integrations.flask import FlaskLocks, current_locks
+from sqlalchemy_locks.integrations.flask import FlaskLocks
 from sqlalchemy_locks.redis import Mutex, StateTransition, Task, Timeout
 
 
@@ -303,10 +303,10 @@ def on_a_redis_cluster(client: redis.RedisCluster) -> None:
 
 def in_a_flask_app(locks: FlaskLocks) -> None:
     assert_type(locks.run(sl.lock.vacuum()), int | None)
-    assert_type(current_locks.mutex.acquire("a"), bool)
+    assert_type(locks.mutex.acquire("a"), bool)
     with locks.exclusive("a", timeout=5) as held:
         assert_type(held.session, Session)
-    with current_locks.lease("a", ttl=60) as lease:
+    with locks.lease("a", ttl=60) as lease:
         assert_type(lease, sl.Lease)
 
     @locks.exclusive("a")

@@ -15,7 +15,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations.fastapi import (
     AsyncHeld,
     AsyncLease,
-    FastAPILocks,
+    StarletteLocks,
     answer,
     exclusive,
     required_key,
@@ -30,7 +30,7 @@ SLOTS = "backup-slots"
 
 engine = create_async_engine(settings.database_url)
 Session = async_sessionmaker(engine, expire_on_commit=False)
-locks = FastAPILocks(engine)
+locks = StarletteLocks(engine)
 
 
 @asynccontextmanager

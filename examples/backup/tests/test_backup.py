@@ -195,15 +195,6 @@ async def test_names(asking: httpx.AsyncClient) -> None:
 
 
 @served
-async def test_the_schema_tells_of_the_locks(asking: httpx.AsyncClient) -> None:
-    paths = (await asking.get("/openapi.json")).json()["paths"]
-    ordered = paths["/targets/{target_id}/backups"]["post"]["responses"]
-    assert PROBLEM in ordered["429"]["content"]
-    assert "Retry-After" in ordered["429"]["headers"]
-    assert PROBLEM in paths["/targets/{target_id}/documents/{name}"]["put"]["responses"]["423"]["content"]
-
-
-@served
 async def test_the_page_is_to_be_looked_at(asking: httpx.AsyncClient) -> None:
     shown = await asking.get("/locks/")
     assert shown.status_code == 200

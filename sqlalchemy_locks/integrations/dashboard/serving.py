@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import uvicorn
+from starlette.types import ASGIApp
 
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.integrations.dashboard.app import asgi
@@ -25,10 +26,15 @@ def served(locks: Locks, port: int = 0, **options: Any) -> Iterator[str]:
     :param options: as for :func:`sqlalchemy_locks.integrations.dashboard.asgi`.
     :raises OSError: when the port can't be used.
     """
+    options.setdefault("view", lambda request: True)
+    with serve(asgi(locks, hosts=[_HOST, "localhost"], **options), port) as address:
+        yield address
+
+
+@contextlib.contextmanager
+def serve(app: ASGIApp, port: int = 0) -> Iterator[str]:
+    """Serve an app on 127.0.0.1, in a thread, while the block runs, and yield its address."""
     with socket.create_server((_HOST, port)) as listener:
-        address = f"http://{_HOST}:{listener.getsockname()[1]}/"
-        options.setdefault("view", lambda request: True)
-        app = asgi(locks, hosts=[_HOST, "localhost"], **options)
         config = uvicorn.Config(
             app, log_config=None, access_log=False, proxy_headers=False, timeout_graceful_shutdown=5
         )
@@ -38,7 +44,7 @@ def served(locks: Locks, port: int = 0, **options: Any) -> Iterator[str]:
         try:
             while not server.started and thread.is_alive():
                 time.sleep(0.01)
-            yield address
+            yield f"http://{_HOST}:{listener.getsockname()[1]}/"
         finally:
             server.should_exit = True
             thread.join()

@@ -32,7 +32,7 @@ def pictures(url: str, folder: Path) -> None:
         locks = play(engine)
         with contended(engine, locks), served(locks) as address, chromium() as browser:
             for name, (width, height, scheme) in PICTURES.items():
-                with browser.tab(width=width, height=height, prefers_color_scheme=scheme) as tab:
+                with browser.tab(width=width, height=height, scheme=scheme) as tab:
                     tab.ask("Emulation.setScrollbarsHidden", hidden=True)
                     tab.open(address)
                     picture = tab.picture()

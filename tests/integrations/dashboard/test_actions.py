@@ -29,9 +29,9 @@ def alice(request: Request) -> str:
 
 
 @pytest.fixture
-def page(door_to: MakeDoor, door: str) -> Door:
+def page(door_to: MakeDoor) -> Door:
     """On which alice may do things."""
-    return door_to(door=door, authorize=alice, secret="secret")
+    return door_to(door="asgi", authorize=alice, secret="secret")
 
 
 @pytest.fixture
@@ -53,12 +53,11 @@ def said(page: Door, answer: Any) -> str:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("door", ["thread", "asgi"])
 def test_release_frees_permits_and_logs(
-    engine: str, door: str, door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]
+    engine: str, door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]
 ) -> None:
     name = semaphore(engine)
-    page = door_to(engine, door, authorize=alice, secret="secret")
+    page = door_to(engine, authorize=alice, secret="secret")
     token = page.token()
     assert f"Released &#39;{name}&#39;" in said(page, page.post("release", token=token, external_id=name))
     assert f"page: release by 'alice': Released '{name}'" in audit()
@@ -67,11 +66,9 @@ def test_release_frees_permits_and_logs(
     assert "There is no request" in said(page, page.post("release", token=token, external_id=unused()))
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_release_needs_the_shown_request(engine: str, door_to: MakeDoor, semaphore: Make) -> None:
+def test_release_needs_the_shown_request(page: Door, semaphore: Make) -> None:
     """A request that has since reclaimed the external id is not released."""
-    name = semaphore(engine)
-    page = door_to(engine, authorize=alice, secret="secret")
+    name = semaphore()
     (seen,) = re.findall(r'name="request" value="(\w+)"', page.text(f"/?of={name}"))
     token = page.token()
     for nonce, told in (("0" * 32, "There is no request"), (seen, "Released")):
@@ -79,10 +76,8 @@ def test_release_needs_the_shown_request(engine: str, door_to: MakeDoor, semapho
     assert page.post("release", token=token, external_id=name, request="1-x").status_code == 400
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_resize_changes_capacity_and_history(engine: str, door_to: MakeDoor, semaphore: Make) -> None:
-    name = semaphore(engine)
-    page = door_to(engine, "asgi", authorize=alice, secret="secret")
+def test_resize_changes_capacity_and_history(page: Door, semaphore: Make) -> None:
+    name = semaphore()
     told = said(page, page.post("resize", token=page.token(), name=name, capacity="12", of=name))
     assert f"&#39;{name}&#39; has a capacity of 12 now; it was 3" in told
     assert "All semaphores" in told
@@ -109,9 +104,7 @@ def test_requeue_dead_and_stalled_jobs(engine: str, door_to: MakeDoor) -> None:
     assert page.post("requeue", token=token, queue=name, what="all").status_code == 400
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-def test_pause_and_resume_a_queue(engine: str, door_to: MakeDoor) -> None:
-    page = door_to(engine, authorize=alice, secret="secret")
+def test_pause_and_resume_a_queue(page: Door) -> None:
     name = unused("queue")
     page.locks.run(QUEUE.put(1, queue=name))
     token = page.token()
@@ -140,22 +133,22 @@ def test_action_without_token_is_refused(page: Door, semaphore: Make, audit: Cal
     assert state(page, name) == "RELEASED"  # only now
 
 
-def test_token_of_another_visitor_is_refused(page: Door, door_to: MakeDoor, door: str, semaphore: Make) -> None:
+def test_token_of_another_visitor_is_refused(page: Door, door_to: MakeDoor, semaphore: Make) -> None:
     name = semaphore()
-    other = door_to(door=door, authorize=alice, secret="secret")
+    other = door_to(authorize=alice, secret="secret")
     theirs = other.token()
     page.token()
     assert page.post("release", token=theirs, external_id=name).status_code == 403
     # another process that has the same secret takes what the first one gave
     cookie = f"{auth.COOKIE}={other._client.cookies[auth.COOKIE]}"
-    again = door_to(door=door, authorize=alice, secret="secret")
+    again = door_to(authorize=alice, secret="secret")
     headers = {"Origin": ORIGIN, "Cookie": cookie}
     assert again.post("release", headers=headers, token=theirs, external_id=name).status_code == 303
     # and one that has another doesn't
-    stranger = door_to(door=door, authorize=alice, secret="other")
+    stranger = door_to(authorize=alice, secret="other")
     assert stranger.post("release", headers=headers, token=theirs, external_id=name).status_code == 403
     # nor for somebody else
-    bob = door_to(door=door, authorize=lambda request: "bob", secret="secret")
+    bob = door_to(authorize=lambda request: "bob", secret="secret")
     assert bob.post("release", headers=headers, token=theirs, external_id=name).status_code == 403
 
 
@@ -188,35 +181,22 @@ def test_sec_fetch_site_works_behind_a_proxy(page: Door, semaphore: Make) -> Non
     assert page.post("release", headers=headers, token=page.token(), external_id=name).status_code == 303
 
 
-def test_other_content_types_are_refused(page: Door, semaphore: Make) -> None:
-    name = semaphore()
-    token = page.token()
-    body = f"token={token}&external_id={name}"
-    for kind in ("text/plain", "application/json", "multipart/form-data; boundary=x"):
-        headers = {"Origin": ORIGIN, "Content-Type": kind}
-        assert page.ask("POST", "/release", content=body, headers=headers).status_code in (400, 403)
-    assert page.get(f"/release?{body}").status_code == 405
-    assert state(page, name) == "RELEASED"
-
-
-def test_cookie_attributes(page: Door, door: str, door_to: MakeDoor) -> None:
+def test_cookie_attributes(page: Door, door_to: MakeDoor) -> None:
     cookie = page.get().headers["set-cookie"]
     assert "HttpOnly" in cookie
     assert "SameSite=strict" in cookie
     assert "Secure" not in cookie
     # kept, and given once
     assert "set-cookie" not in page.get().headers
-    assert "set-cookie" not in door_to(door=door, authorize=lambda request: False, secret="s").get().headers
+    assert "set-cookie" not in door_to(authorize=lambda request: False, secret="s").get().headers
 
 
-def test_unauthorized_visitor_cannot_act(
-    door: str, door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]
-) -> None:
+def test_unauthorized_visitor_cannot_act(door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
     name = semaphore()
-    unnamed = door_to(door=door, authorize=lambda request: True, secret=b"bytes")
+    unnamed = door_to(authorize=lambda request: True, secret=b"bytes")
     assert "acting as <bdi>a visitor without a name" in unnamed.text()
     for answer in (False, None, "", "  "):
-        page = door_to(door=door, authorize=lambda request, answer=answer: answer, secret="s")
+        page = door_to(authorize=lambda request, answer=answer: answer, secret="s")
         text = page.text()
         assert name in text
         assert "<form" not in text
@@ -225,9 +205,8 @@ def test_unauthorized_visitor_cannot_act(
     assert "release by None refused: not authorized" in "".join(audit())
 
 
-@pytest.mark.parametrize("answer", [1, b"x", object(), ["alice"]])
-def test_invalid_callback_results_raise(answer: object, door_to: MakeDoor) -> None:
-    page = door_to(authorize=lambda request: answer, secret="s")
+def test_invalid_callback_results_raise(door_to: MakeDoor) -> None:
+    page = door_to(authorize=lambda request: ["alice"], secret="s")
     with pytest.raises(TypeError, match=r"authorize\(\) returns True, False, or a name"):
         page.get()
 
@@ -254,8 +233,8 @@ def test_actions_go_to_standard_error_by_default(
     assert "resize by 'alice' refused: the form is out of date" in refused
 
 
-def test_actions_are_events(door_to: MakeDoor, semaphore: Make, door: str) -> None:
-    name, page = semaphore(), door_to(door=door, authorize=alice, secret="secret")
+def test_actions_are_events(page: Door, semaphore: Make) -> None:
+    name = semaphore()
     token = page.token()
     occurred: list[sl.LockEvent] = []
 
@@ -309,19 +288,13 @@ def test_view_denies_the_page(door: str, door_to: MakeDoor, semaphore: Make) -> 
     assert page.get(headers={**staff, "Cookie": "="}).status_code == 403
 
 
-@pytest.mark.parametrize("capacity", ["", "-1", "1.5", "ten", "٣", "99999999999", "2147483648", "1e3"])
-def test_invalid_capacity_is_refused(
-    capacity: str, page: Door, semaphore: Make, audit: Callable[[], list[str]]
-) -> None:
-    name = semaphore()
-    answer = page.post("resize", token=page.token(), name=name, capacity=capacity)
-    assert answer.status_code == 400
-    assert "a capacity is" in answer.text
+def test_invalid_values_are_refused(page: Door, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+    name, token = semaphore(), page.token()
+    for capacity in ("", "-1", "1.5", "ten", "٣", "2147483648"):
+        answer = page.post("resize", token=token, name=name, capacity=capacity)
+        assert answer.status_code == 400
+        assert "a capacity is" in answer.text
     assert "resize by 'alice' refused" in "".join(audit())
-
-
-def test_unknown_or_invalid_names_are_refused(page: Door) -> None:
-    token = page.token()
     assert "there is no semaphore" in page.post("resize", token=token, name="none", capacity="1").text
     for form in ({}, {"external_id": ""}, {"external_id": "x" * 256}, {"external_id": "a\0b"}):
         assert page.post("release", token=token, **form).status_code == 400

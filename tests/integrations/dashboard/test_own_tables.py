@@ -107,8 +107,7 @@ def test_jobs_of_own_queues_are_requeued(engine: str, own: Callable[[str], Engin
         assert f"Requeued 1 {what} job of &#39;letters&#39;" in said(page, answer)
     (stats,) = page.locks.run(MAIL.stats())
     assert (stats.waiting, stats.running, stats.dead) == (3, 0, 0)
-    unpausable = page.post("pause", token=token, queue="letters", own="post")
-    assert (unpausable.status_code, "paused=" in unpausable.text) == (400, True)
+    assert page.post("pause", token=token, queue="letters", own="post").status_code == 400
     assert not re.search(r'action="pause">((?!</form>).)*name="own" value="post"', page.text("/"), re.DOTALL)
     for name in ("imports", "another"):
         refused = page.post("requeue", token=token, queue="letters", what="dead", own=name)

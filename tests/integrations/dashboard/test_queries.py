@@ -155,7 +155,6 @@ def test_queue_with_only_completed_jobs(engine: Engine) -> None:
             update(job).where(job.c.queue_id == "once").values(started_at=SecondsAgo(1.0), completed_at=SecondsAgo(1.0))
         )
     try:
-        assert "once" not in [row["queue_id"] for row in overview.queues(sl.Locks(engine))]
         (row,) = (row for row in queries.read_all(sl.Locks(engine)).queues.rows if row["queue_id"] == "once")
         assert (row["done"], row["waiting"], row["running"]) == (1, 0, 0)
     finally:

@@ -8,13 +8,13 @@ from html.parser import HTMLParser
 from typing import Any
 
 import pytest
-from sqlalchemy import NullPool, create_engine, insert, select, text
+from sqlalchemy import NullPool, create_engine, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.integrations.dashboard import queries
 from tests.conftest import PLAIN, Servers, install
-from tests.fixtures.parties import connected, unused
+from tests.fixtures.parties import connected
 from tests.integrations.dashboard.conftest import ENGINES, Door, MakeDoor
 
 HOSTILE = [
@@ -101,38 +101,6 @@ def test_hostile_names_are_escaped(engine: str, servers: Servers) -> None:
         page.close()
 
 
-def test_ten_thousand_holders_are_limited(servers: Servers) -> None:
-    url = servers.fresh("sqlite", "pysqlite")
-    install(url)
-    with connected(url) as engine:
-        tables = build_context(engine.dialect, {}).tables
-        locks = sl.Locks(engine)
-        locks.run(sl.semaphore.create("crowd", 10_000))
-        with engine.begin() as connection:
-            numbers = range(1, 10_001)
-            crowd = connection.scalar(select(tables.semaphore.c.id).where(tables.semaphore.c.name == "crowd"))
-            requests = [{"id": n, "external_id": f"{n:0250}", "owner": "o" * 255, "state": "ACQUIRED"} for n in numbers]
-            connection.execute(insert(tables.permit_request), requests)
-            shape = {"semaphore_id": crowd, "count": 1, "state": "ACQUIRED"}
-            permits = [{"permit_request_id": n, "fence": n, **shape} for n in numbers]
-            connection.execute(insert(tables.permit), permits)
-            connection.execute(sl.Queue().put(1))
-            state = {"acquired": True, "owner": "o" * 255}
-            connection.execute(insert(tables.task_state), [{"id": f"{n:0250}", **state} for n in range(900)])
-    page = Door("thread", url, "", authorize=lambda request: True, secret="s")
-    try:
-        whole, live = page.text(), page.text("/live")
-        assert "… and 9,990 more" in whole
-        assert "10,000 holders" in whole
-        assert len(whole) < 250_000
-        assert len(live) < 250_000
-        one = page.text("/?of=crowd")
-        assert "… and 9,500 more" in one
-        assert len(one) < 1_500_000
-    finally:
-        page.close()
-
-
 @pytest.mark.parametrize("engine", ENGINES)
 def test_page_without_installation(engine: str, servers: Servers) -> None:
     page = Door("thread", servers.fresh(engine, PLAIN[engine]), "")
@@ -206,10 +174,10 @@ def test_page_in_another_schema_or_prefix(servers: Servers) -> None:
 
 
 @pytest.mark.parametrize("name", ["none", "x" * 300, "a\0b", "a ", "\u202e", "<b>"])
-def test_unknown_semaphore_is_404_or_500(name: str, door: str, door_to: MakeDoor) -> None:
+def test_unknown_semaphore_is_not_shown(name: str, door_to: MakeDoor) -> None:
     """Whatever an address asks for, be it no name at all."""
     for path in ("/", "/live"):
-        answer = door_to(door=door).ask("GET", path, params={"of": name})
+        answer = door_to().ask("GET", path, params={"of": name})
         assert answer.status_code == 200
         assert "There is no such semaphore" in answer.text
         assert "<b>" not in answer.text
@@ -223,7 +191,6 @@ def test_closed_and_overfull_semaphore(door_to: MakeDoor, semaphore: Callable[..
     told = page.text(f"/?of={over}")
     assert ">over</span>" in told
     assert 'aria-valuemax="1" aria-valuenow="1" aria-valuetext="3 of 1"' in told
-    assert unused()
 
 
 def test_overdue_maintenance_is_shown(servers: Servers) -> None:

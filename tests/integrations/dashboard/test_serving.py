@@ -8,35 +8,26 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import httpx
-import pytest
-from sqlalchemy import create_engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations.dashboard.serving import served
+from tests.cli.conftest import run
 from tests.cli.terminal import terminal
 from tests.fixtures.parties import PATIENCE, connected
 
 Databases = Callable[[str], tuple[str, str]]
-#: Has Python find no uvicorn.
-BARE = """\
-import importlib.util as util
-found = util.find_spec
-util.find_spec = lambda name, package=None: None if name == "uvicorn" else found(name, package)
-"""
 
 
-@pytest.mark.parametrize("engine", ["sqlite", "postgresql15"])
-def test_page_command_as_json(engine: str, databases: Databases, semaphore: Callable[..., str]) -> None:
-    name, url = semaphore(engine), databases(engine)[0]
+def test_page_command_as_json(databases: Databases, semaphore: Callable[..., str]) -> None:
+    name, url = semaphore("postgresql15"), databases("postgresql15")[0]
     command = [sys.executable, "-m", "sqlalchemy_locks", "page", "--url", url, "--port", "0", "--json"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
-        told = json.loads(process.stdout.readline())
-        assert "***" in told["database"] or engine == "sqlite"
+        told = json.loads("".join(process.stdout.readline() for _ in range(4)))
+        assert "***" in told["database"]
         answer = httpx.get(told["address"], timeout=PATIENCE)
         assert answer.status_code == 200
         assert name in answer.text
@@ -59,23 +50,13 @@ def test_page_command_as_text(databases: Databases) -> None:
     assert "Traceback" not in page.text
 
 
-def failed(*arguments: str, folder: Path, customize: str = "") -> str:
-    (folder / "sitecustomize.py").write_text(customize)
-    command = [sys.executable, "-m", "sqlalchemy_locks", "page", *arguments]
-    environment = {"PYTHONPATH": str(folder), "PATH": "/usr/bin", "PYTHONUTF8": "1", "COLUMNS": "300"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 2, done.stdout + done.stderr
-    assert "Traceback" not in done.stderr
-    return done.stderr
-
-
-def test_page_command_errors(databases: Databases, tmp_path: Path) -> None:
+def test_page_command_errors(databases: Databases) -> None:
     url, async_url = databases("sqlite")
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-        assert "--port 0 chooses a free one" in failed("--url", url, "--port", port, folder=tmp_path)
-    assert "is async: name another" in failed("--url", async_url, folder=tmp_path)
-    assert "sqlalchemy-locks[cli,dashboard]" in failed("--url", url, folder=tmp_path, customize=BARE)
+        done = run("page", "--url", url, "--port", str(taken.getsockname()[1]))
+        assert (done.exit_code, "--port 0 chooses a free one" in done.stderr) == (2, True)
+    done = run("page", "--url", async_url)
+    assert (done.exit_code, "is async: name another" in " ".join(done.stderr.split())) == (2, True)
 
 
 def test_other_host_names_are_refused(databases: Databases) -> None:
@@ -86,20 +67,3 @@ def test_other_host_names_are_refused(databases: Databases) -> None:
         assert httpx.get(f"http://localhost:{port}/", timeout=PATIENCE).status_code == 200
         for host in ("evil.example.org", f"evil.example.org:{port}", f"127.0.0.1.evil.org:{port}", ""):
             assert httpx.get(address, headers={"Host": host}, timeout=PATIENCE).status_code == 400
-
-
-def test_idle_connection_blocks_no_request(databases: Databases) -> None:
-    """Browsers open connections beforehand."""
-    with connected(databases("sqlite")[0]) as engine, served(sl.Locks(engine)) as address:
-        port = int(address.rstrip("/").rpartition(":")[2])
-        with socket.create_connection(("127.0.0.1", port)), socket.create_connection(("127.0.0.1", port)):
-            assert httpx.get(address, timeout=PATIENCE).status_code == 200
-
-
-def test_server_stops_with_the_block(databases: Databases) -> None:
-    engine = create_engine(databases("sqlite")[0])
-    with served(sl.Locks(engine)) as address:
-        pass
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(address, timeout=PATIENCE)
-    engine.dispose()
