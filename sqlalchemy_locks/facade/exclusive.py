@@ -25,10 +25,9 @@ from sqlalchemy_locks import lock
 from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.core.engine_state import backend_of
 from sqlalchemy_locks.core.operation import Execution, Operation, installation, prepare_commit
-from sqlalchemy_locks.core.side_pool import SidePool
 from sqlalchemy_locks.dialects import Backend
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connect
+from sqlalchemy_locks.dialects.connections import connect, connected, has_room
 from sqlalchemy_locks.errors import LockLost, LockTimeout, ReentryError
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.facade.run import IN_BLOCK
@@ -344,13 +343,12 @@ class ExclusiveBlock:
         return ()
 
     def _holders_now(self) -> tuple[KeyHolder, ...]:
-        """Return the holders of the keys, read on a connection beside the pool, which may be what they wait for."""
-        side = SidePool(self._locks._engine)
-        try:
-            with contextlib.suppress(Exception), side.connect() as connection:
-                return holders_now(connection, self._names.values())
-        finally:
-            side.dispose()
+        """Return the holders of the keys; empty where all connections of the pool are in use."""
+        engine = self._locks._engine
+        with contextlib.suppress(Exception):
+            if has_room(engine):
+                with connected(engine) as connection:
+                    return holders_now(connection, self._names.values())
         return ()
 
     def _timed_out(self, holders: tuple[Holder, ...]) -> LockTimeout:

@@ -4,52 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Mapping
 
-from sqlalchemy_locks import semaphore
-from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.core.side_pool import SidePool
-from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.facade.host import LockHost
-from sqlalchemy_locks.facade.permit_runner import ROW_TIMEOUT
-from sqlalchemy_locks.facade.run import OperationRunner
 from sqlalchemy_locks.runtime.renewal_timers import RenewalTask, RenewalThread
 from sqlalchemy_locks.semaphore.renew_batch import renew_batch
 from sqlalchemy_locks.values import Grant
 
-#: the longest wait for the row of one lease, as a part of its time to live
-_ROW_WAIT = 1 / 24
-
 
 class LeaseRenewer:
-    """Renews the leases of one timer, each time in a short transaction."""
+    """Renews the leases of one timer, each batch in a short transaction."""
 
     def __init__(self, locks: LockHost) -> None:
         self._locks = locks
         self._pool: SidePool | None = None
-        self._runner: OperationRunner | None = None
 
-    def renew_batch(self, grants: list[Grant]) -> Collection[str]:
-        """Return the tokens of those that were renewed; the others are locked, or not held."""
-        renewed: Collection[str] = self._run(renew_batch(grants), None)
-        return renewed
-
-    def renew_alone(self, grant: Grant, ttl: float) -> bool:
-        """Return whether a grant is held, and so was renewed; wait for its row, but not for long."""
-        one_writer = backend_for(self._locks._engine.dialect).single_writer
-        return bool(self._run(semaphore.renew(grant), ROW_TIMEOUT if one_writer else min(ROW_TIMEOUT, ttl * _ROW_WAIT)))
+    def renew_batch(self, grants: list[Grant]) -> Mapping[str, bool]:
+        """Renew those that are held; see :class:`~sqlalchemy_locks.runtime.renewal.Renewer`."""
+        if self._pool is None:
+            self._pool = SidePool(self._locks._engine)
+        held: Mapping[str, bool] = self._locks._runner(self._pool.connect).run(renew_batch(grants), short=True)
+        return held
 
     def take_pool(self) -> SidePool | None:
         """Return the pool of its connections, to be disposed of: the next renewal makes another one."""
-        pool, self._pool, self._runner = self._pool, None, None
+        pool, self._pool = self._pool, None
         return pool
-
-    def _run(self, operation: Operation[Any], wait: float | None) -> Any:
-        if self._pool is None or self._runner is None:
-            self._pool = SidePool(self._locks._engine)
-            self._runner = self._locks._runner(self._pool.connect)
-        return self._runner.run(operation, short=True, wait=wait)
 
 
 class LeaseTimers:

@@ -35,7 +35,7 @@ from sqlalchemy_locks.errors import (
     RequestOver,
     UnknownSemaphore,
 )
-from sqlalchemy_locks.facade.permit_runner import ROW_TIMEOUT, PermitRunner
+from sqlalchemy_locks.facade.host import ROW_TIMEOUT, LockHost
 from sqlalchemy_locks.facade.server_queue import ServerQueue
 from sqlalchemy_locks.keys import key
 from sqlalchemy_locks.runtime import reentry
@@ -65,7 +65,7 @@ class SemaphoreWaiter:
 
     def __init__(
         self,
-        runner: PermitRunner,
+        locks: LockHost,
         request: Operation[Any],
         timeout: float | None,
         *,
@@ -73,7 +73,7 @@ class SemaphoreWaiter:
         known: bool = False,
         held: Mapping[str, int] = _NOTHING,
     ) -> None:
-        self._runner, self._request, self._timeout = runner, request, timeout
+        self._locks, self._request, self._timeout = locks, request, timeout
         self._kind, self._known, self._held = kind, known, held
         self._began = time.monotonic()
         #: of every attempt, so that one recognizes what an earlier one was granted
@@ -96,19 +96,19 @@ class SemaphoreWaiter:
 
     @property
     def _backend(self) -> Backend:
-        return backend_of(self._runner.engine.dialect)
+        return backend_of(self._locks._engine.dialect)
 
     def wait(self) -> Grant:
         """Wait until the request is granted.
 
         :raises LockTimeout: :raises RequestHeld: :raises RequestOver: :raises ReentryError: as ``Locks.semaphore``.
         """
-        asked, locks = self._request._values, self._runner.locks
+        asked, locks = self._request._values, self._locks
         ident, kind = asked["external_id"], self._kind or "semaphore"
         labels = {"owner": asked["owner"], "external_id": ident}
         hint = f"its external_id is {ident!r}: ask again with it, or release it"
         if self._backend.single_writer:
-            reentry.refuse_write(self._runner.engine)  # before it waits behind others, which wait for this caller
+            reentry.refuse_write(self._locks._engine)  # before it waits behind others, which wait for this caller
         try:
             grant = self._wait()
             if grant.replayed and self._kind is not None:
@@ -128,9 +128,9 @@ class SemaphoreWaiter:
                 # nobody else knows the id, or may enter with it, though this block did not begin
                 undo = forget(ident, self._nonce) if self._known else withdraw(ident)
                 # a caller that isn't cancelled doesn't wait for long
-                run = partial(self._runner.run, wait=ROW_TIMEOUT if isinstance(error, Exception) else None)
+                run = partial(locks._run, wait=ROW_TIMEOUT if isinstance(error, Exception) else None)
                 with contextlib.suppress(Exception):
-                    self._runner.shield(run, undo)
+                    locks._shield(run, undo)
             if isinstance(error, LockTimeout):
                 # a single attempt is to be cheap: it doesn't ask for the holders
                 holders = self._permit_holders() if self._timeout else ()
@@ -151,7 +151,7 @@ class SemaphoreWaiter:
             except BaseException:
                 if not self._known:
                     with contextlib.suppress(Exception):  # only this caller knows the id
-                        self._runner.shield(self._runner.run, semaphore.release(ident))
+                        locks._shield(locks._run, semaphore.release(ident))
                 raise
         return grant
 
@@ -179,12 +179,12 @@ class SemaphoreWaiter:
 
     def _queue_keys(self) -> list[int]:
         """Return the keys of the server's queues; semaphores of another schema or prefix have others."""
-        where = self._runner.installation
+        where = self._locks._installation
         return [queue_key("sqlalchemy_locks.semaphore", where, name) for name in self._permits]
 
     def _queued_here(self) -> str | None:
         """Return the first of the semaphores that others of this process wait for."""
-        queues, where = local_queues(self._runner.engine.dialect), self._runner.installation
+        queues, where = local_queues(self._locks._engine.dialect), self._locks._installation
         occupied = queues.first_occupied([("queue", where, name) for name in self._permits])
         if occupied is None:
             return None
@@ -197,12 +197,12 @@ class SemaphoreWaiter:
         # to queue with more than the capacity would keep all others waiting
         if self._held or name in self._beyond:
             return self._poll(name, queued=False)
-        queues = local_queues(self._runner.engine.dialect)
-        ticket = queues.ticket(("queue", self._runner.installation, name))
+        queues = local_queues(self._locks._engine.dialect)
+        ticket = queues.ticket(("queue", self._locks._installation, name))
         try:
             if not ticket.wait(self._left()):
                 raise self._timed_out()
-            with queues.spare_connection(self._runner.engine.pool) as spare:
+            with queues.spare_connection(self._locks._engine.pool) as spare:
                 outcome = self._wait_at_head(name) if spare else None
                 return self._poll(name) if outcome is None else outcome
         finally:
@@ -215,7 +215,7 @@ class SemaphoreWaiter:
         shortest = self._backend.shortest_queue_wait
         while shortest is not None and self._at_most(float("inf")) > shortest:
             try:
-                with ServerQueue(self._runner.engine, queue_keys[name]) as queue:
+                with ServerQueue(self._locks._engine, queue_keys[name]) as queue:
                     return self._poll(name, queue) if queue.join(self._left()) else None
             except PoolTimeout:
                 raise
@@ -266,7 +266,7 @@ class SemaphoreWaiter:
             # on SQLite, an app's own way to begin may take the write lock, and wait for it for as long as it likes
             short, wait = self._backend.single_writer, self._row_timeout()
             try:
-                rows = list(self._runner.locks._run(operation, short=short, wait=wait))
+                rows = list(self._locks._run(operation, short=short, wait=wait))
             except PoolTimeout:
                 raise
             except LockTimeout:
@@ -289,7 +289,7 @@ class SemaphoreWaiter:
         """Attempt to acquire once; ``None`` when others kept the rows locked for too long."""
         timeout, self._exhausted = self._row_timeout(), None
         deadline = time.monotonic() + timeout
-        queues, where = local_queues(self._runner.engine.dialect), self._runner.installation
+        queues, where = local_queues(self._locks._engine.dialect), self._locks._installation
         try:
             with contextlib.ExitStack() as tickets:
                 # one thread or task of this process at a time: the others would keep connections waiting for the row
@@ -300,7 +300,7 @@ class SemaphoreWaiter:
                         return None
                 self._note_attempt()
                 note = self._note_late_attempt
-                return self._answered(self._runner.run(request, self._nonce, wait=timeout, on_lost=note))
+                return self._answered(self._locks._run(request, self._nonce, wait=timeout, on_lost=note))
         except PoolTimeout:
             raise
         except LockTimeout:
@@ -365,7 +365,7 @@ class SemaphoreWaiter:
     def _pause(self, backoff: Backoff) -> None:
         if self._left() == 0:
             raise self._timed_out()
-        self._runner.locks._sleep(self._at_most(backoff.pause()))
+        self._locks._sleep(self._at_most(backoff.pause()))
 
     def _timed_out(self) -> LockTimeout:
         within = "(timeout=0)" if self._timeout == 0 else f"within {self._timeout:g} s"
@@ -383,11 +383,11 @@ class SemaphoreWaiter:
 
     def _permit_holders(self) -> tuple[PermitHolder, ...]:
         """Return who holds the permits that were not available; empty where that can't be read immediately."""
-        if not has_room(self._runner.engine):
+        if not has_room(self._locks._engine):
             return ()
         holders: list[PermitHolder] = []
         with contextlib.suppress(Exception):
-            short = ShortTransaction(self._runner.engine)
+            short = ShortTransaction(self._locks._engine)
             short.open(writes=False, wait=0)
             with short, short.backend.statement_timeout(short.connection):
                 for name in self._exhausted or ():

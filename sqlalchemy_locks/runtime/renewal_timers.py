@@ -1,7 +1,4 @@
-"""The timers that renew leases: a thread, or a task of an event loop. There is none when nothing is held.
-
-Rows that others have locked are waited for in a second thread or task, so that they hold up nothing else.
-"""
+"""The timers that renew leases: a thread, or a task of an event loop. There is none when nothing is held."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ class RenewalThread:
         self.schedule = RenewalSchedule(renewer)
         self._renewer = renewer
         self._changed = threading.Condition()
-        self._runs = self._renews_passed_over = False
+        self._runs = False
         #: when the thread looks again, by :func:`clock`
         self._wakes_at = math.inf
 
@@ -60,7 +57,6 @@ class RenewalThread:
         try:
             while self._wait():
                 self.schedule.renew_due()
-                self._begin_passed_over()
         except BaseException:
             with self._changed:
                 self._runs = False
@@ -78,38 +74,10 @@ class RenewalThread:
             self._runs = pause is not None
             return self._runs
 
-    def _begin_passed_over(self) -> None:
-        with self._changed:
-            if self._renews_passed_over or not self.schedule.passed_over():
-                return
-            self._renews_passed_over = True
-        try:
-            threading.Thread(target=self._work_on_passed_over, name=THREAD_NAME, daemon=True).start()
-        except RuntimeError:  # the system refuses more threads
-            self._renews_passed_over = False
-            self.schedule.postpone_passed_over()
-
-    def _work_on_passed_over(self) -> None:
-        try:
-            while self._is_wanted_for_passed_over():
-                self.schedule.renew_passed_over()
-                self.wake()
-        except BaseException:
-            self._renews_passed_over = False
-            raise
-        finally:
-            self._release_pool()
-
-    def _is_wanted_for_passed_over(self) -> bool:
-        with self._changed:  # a batch that passes over another lease afterwards starts another thread
-            self._renews_passed_over = self.schedule.passed_over()
-            return self._renews_passed_over
-
     def _release_pool(self) -> None:
-        """Dispose of the pool when no thread uses it."""
+        """Dispose of the pool, unless another thread has begun to use it."""
         with self._changed:
-            in_use = self._runs or self._renews_passed_over
-            pool = None if in_use else self._renewer.take_pool()
+            pool = None if self._runs else self._renewer.take_pool()
         if pool is not None:
             pool.dispose()
 
@@ -127,7 +95,6 @@ class RenewalTask:
         #: the task has ended, or has leases to renew again
         self._settled = asyncio.Event()
         self._wakes_at = math.inf
-        self._passed_over: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._work())
 
     def add(self, lease: RenewableLease) -> None:
@@ -155,36 +122,25 @@ class RenewalTask:
         try:
             while True:
                 pause = self.schedule.pause()
-                if pause is None and self._passed_over is None:
+                if pause is None:
                     await self._release_pool()
-                    if self.schedule.leases:
-                        continue
-                    return
-                if pause != 0:
+                    if not self.schedule.leases:
+                        return
+                elif pause:
                     await self._wait(pause)
-                    continue
-                await greenlet_spawn(self.schedule.renew_due)
-                if self._passed_over is None and self.schedule.passed_over():
-                    self._passed_over = asyncio.create_task(self._work_on_passed_over())
+                else:
+                    await greenlet_spawn(self.schedule.renew_due)
         finally:
             self._on_end()
             self._settled.set()
 
-    async def _wait(self, pause: float | None) -> None:
+    async def _wait(self, pause: float) -> None:
         """Wait for the next renewal, or until something has changed."""
-        self._wakes_at = math.inf if pause is None else clock() + pause
+        self._wakes_at = clock() + pause
         self._changed.clear()
         with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), None if pause == math.inf else pause)
+            await asyncio.wait_for(self._changed.wait(), pause)
         self._wakes_at = -math.inf
-
-    async def _work_on_passed_over(self) -> None:
-        try:
-            while await greenlet_spawn(self.schedule.renew_passed_over):
-                self._changed.set()
-        finally:
-            self._passed_over = None
-            self._changed.set()
 
     async def _release_pool(self) -> None:
         pool = self._renewer.take_pool()
@@ -193,8 +149,6 @@ class RenewalTask:
 
     async def _cancel(self) -> None:
         self._on_end()  # a block that is entered meanwhile needs a task that goes on
-        for task in (self._passed_over, self._task):
-            if task is not None:
-                task.cancel()
-                await asyncio.wait({task})
+        self._task.cancel()
+        await asyncio.wait({self._task})
         await self._release_pool()

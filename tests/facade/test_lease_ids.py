@@ -195,7 +195,7 @@ def test_time_of_a_late_attempt_counts_from_when_it_was_sent(
 
     def after_late_attempt(waiter: SemaphoreWaiter, name: str) -> sl.Grant | str:
         direct.release(blocker)
-        assert direct._semaphores.permits.run(waiter._request, waiter._nonce).acquired
+        assert direct._run(waiter._request, waiter._nonce).acquired
         granted_at.append(clock())
         return wait_for(waiter, name)
 
