@@ -204,12 +204,8 @@ class ExclusiveBlock:
         entered = time.monotonic()
         self._entered = held, entry, entered
         if self._locks._has_listeners:
-            try:
-                self._emit("waited", waited=entered - started)
-                self._emit("acquired", waited=entered - started)
-            except BaseException as error:
-                self.__exit__(type(error), error, None)  # Python doesn't call it when __enter__ raises
-                raise
+            self._emit("waited", waited=entered - started)
+            self._emit("acquired", waited=entered - started)
         return held
 
     def __exit__(

@@ -177,7 +177,9 @@ def test_lost_reply_at_the_head_of_the_queue_is_no_other_caller(
 
         waiting = later(wait)
         until(lambda: len(statements) > 10)  # it polls, at the head of the queue
-        proxy.lose_answer(b"COMMIT" if name == "postgresql15" else b"\x03COMMIT", lambda: lost_at.append(clock()))
+        proxy.lose_answer(
+            b"semaphore_acquire" if name == "postgresql15" else b"\x03COMMIT", lambda: lost_at.append(clock())
+        )
         direct.release(blocker)
         replayed, deadline = waiting.result(PATIENCE)
         assert not replayed

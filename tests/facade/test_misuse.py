@@ -137,62 +137,7 @@ def test_two_tasks_with_one_lease(servers: Any) -> None:
     asyncio.run(main())
 
 
-# the result of a decorated function
-
-
-class Generator:
-    def __call__(self) -> Iterator[int]:
-        yield 1
-
-
-async def coroutine() -> int:
-    return 1
-
-
-@contextlib.contextmanager
-def manager() -> Iterator[None]:
-    yield
-
-
-@contextlib.asynccontextmanager
-async def async_manager() -> Any:
-    yield
-
-
-@pytest.mark.parametrize("make", ["exclusive", "shared", "lease"])
-@pytest.mark.parametrize("function", [manager, async_manager, Generator(), lambda: Generator()(), lambda: coroutine()])
-def test_function_that_runs_after_the_lock_is_refused(
-    engine_to: MakeEngine, make: str, function: Callable[[], Any]
-) -> None:
-    decorated = getattr(sl.Locks(engine_to("sqlite")), make)(unused())(function)
-    with pytest.raises(TypeError, match="when the lock is released already"):
-        decorated()
-
-
 # the listeners
-
-
-class Stop(BaseException): ...
-
-
-@pytest.mark.parametrize("what", ["waited", "acquired"])
-def test_exit_raised_by_a_listener_leaves_no_lock(engine_to: MakeEngine, what: str) -> None:
-    engine, name = engine_to("postgresql15", pool_size=1, max_overflow=0), unused()
-    locks = sl.Locks(engine)
-    locks.run(sl.semaphore.create(name, 1))
-
-    def stop(seen_events: sl.LockEvent) -> None:
-        raise Stop
-
-    event.listen(locks, what, stop)
-    for block in (locks.exclusive(name), locks.semaphore(name, ttl=3600), locks.lease(name, ttl=3600)):
-        with pytest.raises(Stop):
-            block.__enter__()
-        assert free(engine, name)
-        assert [row.used for row in locks.run(sl.semaphore.usage()) if row.name == name] == [0]
-    with pytest.raises(Stop):
-        locks.acquire({name: 1})
-    assert [row.used for row in locks.run(sl.semaphore.usage()) if row.name == name] == [0]
 
 
 class Full(logging.Handler):
