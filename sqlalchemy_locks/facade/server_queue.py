@@ -56,9 +56,11 @@ class ServerQueue:
             if self._joined and not connection.invalidated:
                 try:
                     self._transaction.backend.leave_queue(connection, self._key)
-                except BaseException:
-                    # a connection that is still in the queue must not go back to the pool
+                except BaseException as raised:
+                    # a connection that is still in the queue must not go back to the pool; and what was granted, or
+                    # has failed, is more important than that it died
                     connection.invalidate()
-                    raise
+                    if not isinstance(raised, Exception):
+                        raise
         finally:
             self._transaction.abandon(error)

@@ -17,7 +17,6 @@ from sqlalchemy import (
     Engine,
     Integer,
     MetaData,
-    NullPool,
     Table,
     Text,
     event,
@@ -300,17 +299,6 @@ def test_task_from_inside_ended_block_can_enter(place: str, kind: str, servers: 
             await use(engine)
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("kind", ["lease", "exclusive"])
-def test_reentry_is_refused_after_dispose(kind: str, engine_to: MakeEngine) -> None:
-    engine, name = engine_to("postgresql15", poolclass=NullPool), unused("lease")
-    locks = sl.Locks(engine)
-    block = getattr(locks, kind)
-    with block(name):
-        engine.dispose()
-        with pytest.raises(sl.ReentryError):
-            block(name, timeout=PATIENCE).__enter__()
 
 
 def test_copy_of_lease_is_the_grant(engine_to: MakeEngine) -> None:

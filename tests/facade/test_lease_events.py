@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -11,7 +10,6 @@ from sqlalchemy import event
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, connected, installed
 from tests.fixtures.semaphores import ENGINES, EVERYWHERE, expire, made, unused
 
 EVENTS = ("waited", "acquired", "released", "lost", "swept")
@@ -133,49 +131,3 @@ def test_timeout_names_holders(name: str, engine_to: MakeEngine) -> None:
     assert gone.value.holders == ()
     for grant in (lasting.external_id, other):
         locks.release(grant)
-
-
-def test_timeout_without_connection_for_holders(engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15", pool_size=2, max_overflow=0, pool_timeout=PATIENCE)
-    sem = made(engine, 1)
-    locks = sl.Locks(engine)
-    grant = locks.acquire({sem: 1}, ttl=3600)
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def fail(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if "AS expires_at" in statement:
-            raise RuntimeError("it is asked for at a bad time")
-
-    with pytest.raises(sl.LockTimeout, match="had no room within 0.1 s$") as gone:
-        locks.acquire({sem: 1}, timeout=0.1)
-    assert gone.value.holders == ()
-    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-    locks.release(grant)
-
-
-@pytest.mark.usefixtures("unhurried")
-@pytest.mark.parametrize("place", ["postgresql15/asyncpg", "mysql/aiomysql", "sqlite/aiosqlite"])
-def test_async_events(place: str, servers: Any) -> None:
-    name, driver = ASYNC[place]
-
-    async def main() -> None:
-        with connected(installed(servers, name)) as plain:
-            async with async_connected(installed(servers, name, driver)) as engine:
-                locks, lease, sem = sl.AsyncLocks(engine), unused("lease"), made(plain, 1)
-                told = hear(locks)
-
-                grant = await locks.acquire({sem: 1}, owner="web-1", ttl=3600)
-                with pytest.raises(sl.LockTimeout, match="held by web-1") as gone:
-                    await locks.acquire({sem: 1}, timeout=0.2)
-                assert len(gone.value.holders) == 1
-                await locks.release(grant)
-                assert shown(told)[-1] == ("released", "semaphore", (sem,))
-                with pytest.raises(sl.LockLost):
-                    async with locks.lease(lease, ttl=3600) as mine:
-                        with plain.begin() as connection:
-                            expire(connection, mine)
-                        with pytest.raises(sl.LockLost):
-                            await mine.check()
-                assert [one.event for one in told][-2:] == ["lost", "released"]
-
-    asyncio.run(main())

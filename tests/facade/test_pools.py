@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -83,28 +82,6 @@ def test_many_blocks_on_a_small_pool(servers: Any, which: str, keys: int) -> Non
 
 
 @pytest.mark.parametrize("which", DRIVERS)
-def test_many_blocks_of_two_keys(servers: Any, which: str) -> None:
-    async def main() -> None:
-        one, two, alone = unused(), unused(), Alone()
-        async with async_connected(installed(servers, *DRIVERS[which]), **SMALL) as engine:
-            locks = sl.AsyncLocks(engine)
-
-            async def pair(number: int) -> None:
-                mine = [(one, two), (two, one), (one,), (two,)][number % 4]
-                async with locks.exclusive(*mine):
-                    for name in mine:
-                        alone.enter(name)
-                    await asyncio.sleep(0)
-                    for name in mine:
-                        alone.leave(name)
-
-            await a_hundred(engine, pair)
-            assert alone.most == 1
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("which", DRIVERS)
 def test_many_permits_on_a_small_pool(servers: Any, which: str) -> None:
     async def main() -> None:
         name, alone = unused("room"), Alone()
@@ -121,23 +98,6 @@ def test_many_permits_on_a_small_pool(servers: Any, which: str) -> None:
             await a_hundred(engine, pair)
             assert alone.pairs == TASKS * each(engine)
             assert await locks.run(sl.semaphore.holders(name)) == []
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("which", DRIVERS)
-def test_many_mutexes_on_a_small_pool(servers: Any, which: str) -> None:
-    async def main() -> None:
-        name = unused("mutex")
-        async with async_connected(installed(servers, *DRIVERS[which]), **SMALL) as engine:
-            locks = sl.AsyncLocks(engine)
-
-            async def pair(number: int) -> None:
-                mine = f"{name} {number}"
-                assert await locks.mutex.acquire(mine)
-                assert await locks.mutex.release(mine)
-
-            await a_hundred(engine, pair)
 
     asyncio.run(main())
 
@@ -229,15 +189,3 @@ def test_timeout_includes_the_local_queue(engine_to: MakeEngine, watch: Callable
             later(wait, 0).result(PATIENCE)
     patient.result(PATIENCE)
     wait(None)
-
-
-def test_sharers_have_no_local_queue(engine_to: MakeEngine) -> None:
-    """They hold it together: otherwise each would wait for all before it."""
-    locks = sl.Locks(engine_to("postgresql15", pool_size=20, pool_timeout=PATIENCE))
-    key, together = unused(), threading.Barrier(20)
-
-    def share() -> None:
-        with locks.shared(key):
-            together.wait(PATIENCE)
-
-    all_of(*(share for _ in range(20)))

@@ -260,45 +260,6 @@ def test_cancelled_waiter_leaves_queue(place: str, where: str, servers: Any, wat
     asyncio.run(main())
 
 
-def test_hundred_tasks_on_pool_of_five(servers: Any) -> None:
-    async def main() -> list[int]:
-        async with async_connected(
-            installed(servers, "postgresql15", "asyncpg"), pool_size=5, max_overflow=0, pool_timeout=PATIENCE
-        ) as engine:
-            locks = sl.AsyncLocks(engine)
-            name, inside, most = unused("lease"), 0, 0
-
-            async def one() -> int:
-                nonlocal inside, most
-                async with locks.lease(name, timeout=PATIENCE) as grant:
-                    inside += 1
-                    most = max(most, inside)
-                    await asyncio.sleep(0)
-                    inside -= 1
-                return grant.fence[name]
-
-            fences = await asyncio.gather(*[one() for _ in range(100)])
-            assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-            assert most == 1
-            return sorted(fences)
-
-    assert asyncio.run(main()) == list(range(1, 101))
-
-
-def test_other_schema_is_another_installation(engine_to: MakeEngine) -> None:
-    for name, option, same in (
-        ("postgresql15", {"schema_translate_map": {"lock": "other"}}, False),
-        ("postgresql15", {"schema_translate_map": {"unrelated": "other"}}, True),
-        ("postgresql15", {"locks_prefix": "o_"}, True),
-        ("mysql", {"locks_prefix": "o_"}, False),
-        ("mysql", {"schema_translate_map": {None: "other"}}, False),
-        ("mysql", {"locks_prefix": "lock_", "schema_translate_map": {"lock": "other"}}, True),
-    ):
-        engine = engine_to(name)
-        moved = engine.execution_options(**option)
-        assert (installation(moved) == installation(engine)) is same
-
-
 @pytest.mark.parametrize("name", ENGINES)
 def test_installations_share_no_queue_and_no_block(name: str, engine_to: MakeEngine) -> None:
     """Tenants of one engine, each with a schema or prefix of its own, don't wait for one another."""
@@ -388,24 +349,6 @@ def test_request_beyond_capacity_ends_and_delays_no_other(name: str, same: bool,
         big.result(PATIENCE)
     locks.release(grant)
     locks.release(locks.acquire({sem: 2}, ttl=3600, timeout=PATIENCE))
-
-
-@pytest.mark.parametrize("name", [*SERVERS, "yugabytedb"])
-def test_timeout_after_a_locked_row_names_the_holders(
-    name: str, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first try ends without an answer, and the polls have one."""
-    monkeypatch.setattr(waits, "ROW_TIMEOUT", 1.0)
-    engine, others = engine_to(name), engine_to(name)
-    sem = made(engine, 1)
-    with engine.connect() as keeper, seen(others) as statements:
-        assert keeper.scalar(sl.semaphore.acquire({sem: 1}, owner="keeper", ttl=3600))
-        waiting = later(sl.Locks(others).acquire, {sem: 1}, ttl=3600, timeout=5)
-        until(lambda: polled(statements), unless=waiting)
-        keeper.commit()
-    with pytest.raises(sl.LockTimeout, match="had no room within 5 s") as caught:
-        waiting.result(PATIENCE)
-    assert [holder.owner for holder in caught.value.holders] == ["keeper"]
 
 
 @pytest.mark.timeout(60)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
@@ -70,29 +69,6 @@ def test_permits_without_a_bound_are_summed(name: str, engine_to: MakeEngine) ->
             {"name": sem, **request},
         )
     assert not sl.Locks(engine).run(sl.semaphore.acquire({sem: 1}))
-
-
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_held_permits_are_not_read_while_there_is_room(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    locks, sem = sl.Locks(engine), made(engine, 1000)
-    for _ in range(60):
-        assert locks.run(sl.semaphore.acquire({sem: 2}))
-    sent: list[str] = []
-    scans = text("SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relname = 'permit'")
-    postgresql = name.startswith("postgresql")
-
-    def note(*given: Any) -> None:
-        sent.append(given[2])
-
-    with engine.begin() as connection:
-        before = connection.scalar(scans) if postgresql else None
-        event.listen(connection, "before_cursor_execute", note)
-        assert connection.scalar(sl.semaphore.acquire({sem: 2}))
-        event.remove(connection, "before_cursor_execute", note)
-        assert before == (connection.scalar(scans) if postgresql else None)
-    assert not any("sum(" in statement for statement in sent)
-    assert held(engine, sem) == 122
 
 
 @pytest.mark.parametrize("ttl", [None, 3600])

@@ -9,7 +9,7 @@ from sqlalchemy import text
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.semaphores import ENGINES, EVERYWHERE, made, place, unused
+from tests.fixtures.semaphores import EVERYWHERE, made, place, unused
 from tests.semaphore.test_plans import NUMBERS, plan
 
 #: so many that the planner doesn't choose to read all of them
@@ -42,18 +42,6 @@ def test_history_is_newest_first(name: str, engine_to: MakeEngine) -> None:
     assert capacities(locks.run(sl.semaphore.history(sem, limit=2))) == [(sem, 4, None), (sem, 3, 4)]
     assert capacities(locks.run(sl.semaphore.history(limit=2))) == [(sem, 4, None), (other, None, 7)]
     assert locks.run(sl.semaphore.history(unused())) == []
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_default_limit_is_a_hundred(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    sem = made(engine, 1)
-    with engine.begin() as connection:
-        for capacity in range(2, 104):
-            connection.execute(sl.semaphore.resize(sem, capacity))
-    locks = sl.Locks(engine)
-    assert [row.new_capacity for row in locks.run(sl.semaphore.history(sem))] == list(range(103, 3, -1))
-    assert len(locks.run(sl.semaphore.history(sem, limit=1000))) == 103
 
 
 @pytest.mark.parametrize("name", NUMBERS)
