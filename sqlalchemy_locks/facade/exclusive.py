@@ -218,14 +218,8 @@ class ExclusiveBlock:
         reentry.leave(entry)
         on_lost = None
         try:
-            try:
-                if error is not None and self._locks._has_listeners:
-                    with contextlib.suppress(Exception):  # whatever the block has done to its connection
-                        if held._short.disconnected():
-                            held.lost  # noqa: B018  (reports it; perhaps by the error that leaves the block)
-            finally:
-                on_lost, held._on_lost = held._on_lost, None  # from here on it is released, and not lost
-                self._close(held, error)
+            on_lost, held._on_lost = held._on_lost, None  # from here on it is released, and not lost
+            self._close(held, error)
         except BaseException as failed:
             if isinstance(failed, LockLost):
                 held._on_lost = on_lost
@@ -302,14 +296,11 @@ class ExclusiveBlock:
                 if ticket is not None:
                     ticket.leave()
         except LockTimeout as error:
-            try:
-                if deadline is None:
-                    return None
-                # not for timeout=0, which is to be cheap; a caller can ask
-                holders = () if self._timeout == 0 else self._holders(short)
-            finally:
-                short.abandon(error)
-            raise self._timed_out(holders) from error
+            short.abandon(error)
+            if deadline is None:
+                return None
+            # not for timeout=0, which is to be cheap; a caller can ask
+            raise self._timed_out(() if self._timeout == 0 else self._holders_now()) from error
         except BaseException as error:
             short.abandon(error)
             raise
@@ -329,14 +320,6 @@ class ExclusiveBlock:
             Execution(short.connection, operation, {} if remaining is None else {"locks_wait": remaining}).value()
         except DriverTimeout as error:
             raise LockTimeout("the driver's own limit of a statement ended the wait for the lock") from error
-
-    def _holders(self, short: ShortTransaction) -> tuple[KeyHolder, ...]:
-        """Return the holders of the keys, read on the connection whose wait timed out."""
-        with contextlib.suppress(DBAPIError):
-            if not short.connection.closed and not short.connection.invalidated:
-                short.connection.rollback()
-                return holders_now(short.connection, self._names.values())
-        return ()
 
     def _holders_now(self) -> tuple[KeyHolder, ...]:
         """Return the holders of the keys; empty where all connections of the pool are in use."""

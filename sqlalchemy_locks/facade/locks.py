@@ -201,7 +201,7 @@ class Locks(LockHost):
             row in whole seconds.
         :return: a :class:`~sqlalchemy_locks.Grant`, acquired.
         :raises LockTimeout: when there was no room in time; its ``holders`` are then those of the permits, unless
-            ``timeout`` is 0.
+            ``timeout`` is 0. Also, and at any time, when more is asked for than a capacity, unless that is 0.
         :raises OutcomeUnknown: when the connection died, and so did those of three more attempts; it names the id.
         :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again.
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.

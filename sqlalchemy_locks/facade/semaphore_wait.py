@@ -111,7 +111,7 @@ class SemaphoreWaiter:
         except BaseException as error:
             self._withdraw(error)
             if isinstance(error, LockTimeout):
-                raise self._reported(error) from error
+                self._report_timeout(error)
             raise
         if self._locks._has_listeners:
             waited = time.monotonic() - self._began
@@ -135,16 +135,15 @@ class SemaphoreWaiter:
         with contextlib.suppress(Exception):
             self._locks._shield(run, undo)
 
-    def _reported(self, error: LockTimeout) -> LockTimeout:
-        """Return the error of a wait that ended without a grant, after the event of its end."""
-        kind = self._kind or "semaphore"
-        if isinstance(error, PoolTimeout):
-            error.kind = kind
-        else:
-            # a single attempt is to be cheap: it doesn't ask for the holders
-            error = LockTimeout(str(error), self._permit_holders() if self._timeout else (), kind)
-        self._emit("waited", waited=time.monotonic() - self._began, error=error)
-        return error
+    def _report_timeout(self, error: LockTimeout) -> None:
+        """Emit the event of a wait that ended without a grant. :raises LockTimeout: with the holders."""
+        kind = error.kind = self._kind or "semaphore"
+        # a single attempt is to be cheap: it doesn't ask for the holders
+        holders = self._permit_holders() if self._timeout and not isinstance(error, PoolTimeout) else ()
+        late = LockTimeout(str(error), holders, kind) if holders or isinstance(error, _BeyondCapacity) else error
+        self._emit("waited", waited=time.monotonic() - self._began, error=late)
+        if late is not error:
+            raise late from error
 
     def _emit(self, event: str, **details: Any) -> None:
         asked = self._request._values

@@ -18,11 +18,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import timedelta
-from typing import Protocol
 from weakref import WeakSet
 
 from sqlalchemy_locks._validation import timeout_seconds
-from sqlalchemy_locks.core.side_pool import SidePool
 from sqlalchemy_locks.values import Grant
 
 _log = logging.getLogger("sqlalchemy_locks")
@@ -177,29 +175,17 @@ class RenewableLease:
         self.due = min(clock() + pause, max(clock(), self.lost.deadline))
 
 
-class Renewer(Protocol):
-    """Renews leases in the database."""
-
-    def renew_batch(self, grants: list[Grant]) -> Mapping[str, bool]:
-        """Renew those that are held.
-
-        :return: for the tokens of those that are held, whether they were renewed; others have locked the rest.
-        """
-        ...
-
-    def take_pool(self) -> SidePool | None:
-        """Return the pool of its connections, to be disposed of: the next renewal makes another one."""
-        ...
-
-
 class RenewalSchedule:
     """The leases that one timer renews, of one ``Locks``. The timers wait, and this knows when and what.
 
     It has weak references: a lease whose block was garbage-collected ends with its time to live.
+
+    :param renew: renews those of some grants that are held. It returns, for the tokens of those, whether they were
+        renewed; others have locked the rest.
     """
 
-    def __init__(self, renewer: Renewer) -> None:
-        self.renewer = renewer
+    def __init__(self, renew: Callable[[list[Grant]], Mapping[str, bool]]) -> None:
+        self._renew = renew
         self.leases: WeakSet[RenewableLease] = WeakSet()
         #: of the set: the block's thread and the timer's change it
         self._guard = threading.Lock()
@@ -234,7 +220,7 @@ class RenewalSchedule:
             return
         asked_at = clock()
         try:
-            held = self.renewer.renew_batch([lease.grant for lease in leases])
+            held = self._renew([lease.grant for lease in leases])
         except Exception as error:
             first = leases[0].grant.external_id
             _log.warning("%d lease(s), the first of them %r, could not be renewed: %s", len(leases), first, error)

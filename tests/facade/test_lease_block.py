@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
 import pickle
@@ -24,7 +23,6 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.facade import host
@@ -33,9 +31,7 @@ from tests.faults.drivers import clear, through_a_proxy
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.lease_faces import FACES, everywhere, grant_of, locks_of, lost
 from tests.fixtures.parties import (
-    ASYNC,
     PATIENCE,
-    async_connected,
     connected,
     installed,
     later,
@@ -116,15 +112,6 @@ def test_lease_in_itself_is_refused(name: str, engine_to: MakeEngine) -> None:
         for again in (locks.lease(lease, timeout=0), locks.lease(lease)):
             with pytest.raises(sl.ReentryError, match="holds .* already"):
                 again.__enter__()
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_lease_of_larger_semaphore_is_refused(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    sem = made(engine, 2)
-    with pytest.raises(sl.Unsupported, match="is a semaphore of 2"), sl.Locks(engine).lease(sem):
-        pass
-    assert held(engine, sem) == 0
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -265,40 +252,6 @@ def test_lease_counts_permits_although_its_grant_is_repeated(name: str, servers:
                 locks.lease(lease, timeout=PATIENCE).__enter__()
             assert proxy.losses == 1
             assert held(direct, lease) == 0
-
-
-@pytest.mark.parametrize("place", ["postgresql15/asyncpg", "sqlite/aiosqlite"])
-@pytest.mark.parametrize("kind", ["lease", "exclusive"])
-def test_task_from_inside_ended_block_can_enter(place: str, kind: str, servers: Any) -> None:
-    """A task started inside a block inherits the block's context, and task ids are reused."""
-
-    async def use(engine: AsyncEngine) -> None:
-        locks, name = sl.AsyncLocks(engine), unused("lease")
-        block = getattr(locks, kind)
-
-        async def grandchild() -> None:
-            async with block(name, timeout=PATIENCE):
-                pass
-
-        async def child(go_on: asyncio.Event) -> None:
-            await go_on.wait()
-            await asyncio.create_task(grandchild())
-
-        async def parent(go_on: asyncio.Event) -> asyncio.Task[None]:
-            async with block(name, timeout=PATIENCE):
-                return asyncio.create_task(child(go_on))
-
-        for _ in range(20):
-            go_on = asyncio.Event()
-            task = await asyncio.create_task(parent(go_on))
-            go_on.set()
-            await task
-
-    async def main() -> None:
-        async with async_connected(installed(servers, *ASYNC[place])) as engine:
-            await use(engine)
-
-    asyncio.run(main())
 
 
 def test_copy_of_lease_is_the_grant(engine_to: MakeEngine) -> None:

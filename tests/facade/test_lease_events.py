@@ -10,7 +10,7 @@ from sqlalchemy import event
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.semaphores import ENGINES, EVERYWHERE, expire, made, unused
+from tests.fixtures.semaphores import ENGINES, expire, made, unused
 
 EVENTS = ("waited", "acquired", "released", "lost", "swept")
 
@@ -26,7 +26,7 @@ def shown(told: list[sl.LockEvent]) -> list[tuple[Any, ...]]:
     return [(one.event, one.kind, one.names) for one in told]
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", ENGINES)
 def test_events_of_block(name: str, engine_to: MakeEngine) -> None:
     engine, lease = engine_to(name), unused("lease")
     locks = sl.Locks(engine, owner="me")
@@ -41,17 +41,6 @@ def test_events_of_block(name: str, engine_to: MakeEngine) -> None:
     assert told[2].held is not None
     assert all(one.error is None for one in told)
     assert repr(grant.external_id) in str(told[1])
-
-
-def test_request_that_is_held_already_sends_no_event(engine_to: MakeEngine) -> None:
-    """A gauge of what is held is the difference of the blocks that were acquired and released."""
-    engine = engine_to("postgresql15")
-    sem, other = made(engine, 2), sl.Locks(engine)
-    told = hear(other)
-    with sl.Locks(engine).semaphore(sem, external_id=sem), pytest.raises(sl.RequestHeld):
-        with other.semaphore(sem, external_id=sem):
-            pass
-    assert told == []
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -106,7 +95,7 @@ def test_events_of_calls(name: str, engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", ENGINES)
 def test_timeout_names_holders(name: str, engine_to: MakeEngine) -> None:
     engine, sem = engine_to(name), made(engine_to(name), 3)
     locks = sl.Locks(engine)

@@ -19,7 +19,6 @@ from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.testing import Clock
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ENGINES, INNODB, PATIENCE, SERVERS, Watch, async_connected, installed, later, unused
@@ -286,22 +285,6 @@ def test_settings_are_restored_after_a_listener_raised(engine_to: MakeEngine, na
 def free_at_all(locks: sl.Locks, key: str) -> bool:
     with locks.exclusive(key, timeout=0):
         return True
-
-
-def test_autocommit_is_restored_when_begin_failed(engine_to: MakeEngine) -> None:
-    for name in ("postgresql15", "mysql"):
-        engine = engine_to(name, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=0)
-
-        def breaks(*_: Any) -> None:
-            raise RuntimeError("the listener's")
-
-        event.listen(engine, "begin", breaks)
-        with pytest.raises(RuntimeError, match="the listener's"):
-            ShortTransaction(engine).open()
-        event.remove(engine, "begin", breaks)
-        with engine.connect() as connection:
-            raw: Any = connection.connection.dbapi_connection
-            assert raw.autocommit if name == "postgresql15" else raw.get_autocommit()
 
 
 @pytest.mark.parametrize("what", ["connect", "checkout"])

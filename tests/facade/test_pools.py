@@ -81,27 +81,6 @@ def test_many_blocks_on_a_small_pool(servers: Any, which: str, keys: int) -> Non
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("which", DRIVERS)
-def test_many_permits_on_a_small_pool(servers: Any, which: str) -> None:
-    async def main() -> None:
-        name, alone = unused("room"), Alone()
-        async with async_connected(installed(servers, *DRIVERS[which]), **SMALL) as engine:
-            locks = sl.AsyncLocks(engine)
-            await locks.run(sl.semaphore.create(name, capacity=TASKS))
-
-            async def pair(number: int) -> None:
-                grant = await locks.acquire({name: 1}, ttl=3600)
-                alone.enter(name)
-                alone.leave(name)
-                assert await locks.release(grant) is sl.Released.RELEASED
-
-            await a_hundred(engine, pair)
-            assert alone.pairs == TASKS * each(engine)
-            assert await locks.run(sl.semaphore.holders(name)) == []
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
 def test_many_threads_on_a_small_pool(engine_to: MakeEngine, name: str) -> None:
     locks = sl.Locks(engine_to(name, **SMALL))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import ExitStack
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.runtime.local_queue import LocalQueues, local_queues
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import PATIENCE, async_connected, installed, later, until
+from tests.fixtures.parties import PATIENCE, later, until
 from tests.fixtures.semaphores import BRIEFLY, ENGINES, SERVERS, held, made, unused
 
 
@@ -131,21 +130,3 @@ def test_change_of_semaphore_respects_locks_wait(name: str, engine_to: MakeEngin
             other.scalar(change.execution_options(locks_wait=PATIENCE))
             assert other.exec_driver_sql(setting).scalar() == before
         other.rollback()
-
-
-def test_async_sweep_awaits_alive(servers: Any, engine_to: MakeEngine) -> None:
-    sem = made(engine_to("postgresql15"), 2)
-
-    async def main() -> None:
-        async with async_connected(installed(servers, "postgresql15", "asyncpg")) as engine:
-            locks = sl.AsyncLocks(engine)
-            dead = [await locks.acquire({sem: 1}, owner="other") for _ in range(2)]
-
-            async def alive(owners: list[str]) -> list[str]:
-                await asyncio.sleep(0)
-                return [owner for owner in owners if owner != "other"]
-
-            assert await locks.sweep(alive=alive) >= len(dead)
-
-    asyncio.run(main())
-    assert held(engine_to("postgresql15"), sem) == 0

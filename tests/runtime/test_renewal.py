@@ -29,8 +29,6 @@ class Answers:
             raise answer
         return {} if answer is None else {str(grant.token): answer for grant in grants}
 
-    def take_pool(self) -> None: ...
-
 
 def lease(ttl: float = 3600) -> RenewableLease:
     grant = sl.Grant(external_id="one", acquired=True, state="ACQUIRED", permits={"room": 1}, token="1")
@@ -38,7 +36,7 @@ def lease(ttl: float = 3600) -> RenewableLease:
 
 
 def renewed(held: RenewableLease, answers: Answers) -> RenewalSchedule:
-    schedule = RenewalSchedule(answers)
+    schedule = RenewalSchedule(answers.renew_batch)
     schedule.add(held)
     held.due = 0
     schedule.renew_due()

@@ -9,7 +9,7 @@ from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.semaphores import EVERYWHERE, INNODB, held, made, place, unused
+from tests.fixtures.semaphores import EVERYWHERE, INNODB, held, made, place
 
 
 def bound_of(engine: Engine, name: str) -> int | None:
@@ -49,26 +49,6 @@ def test_random_walk_grants_exactly_what_fits(name: str, engine_to: MakeEngine) 
             locks.run(sl.semaphore.resize(sem, capacity))
         bound = bound_of(engine, sem)
         assert bound is None or bound >= held(engine, sem)
-
-
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_permits_without_a_bound_are_summed(name: str, engine_to: MakeEngine) -> None:
-    """Rows that were inserted by hand, before the first grant."""
-    engine = engine_to(name)
-    sem = made(engine, 2)
-    with engine.begin() as connection:
-        requests, permits, semaphores = (place(engine, each) for each in ("permit_request", "permit", "semaphore"))
-        request = {"id": unused("request")}
-        connection.execute(text(f"INSERT INTO {requests} (external_id, state) VALUES (:id, 'ACQUIRED')"), request)
-        connection.execute(
-            text(
-                f"INSERT INTO {permits} (semaphore_id, permit_request_id, count, fence, state)"
-                f" SELECT s.id, r.id, 2, 1, 'ACQUIRED' FROM {semaphores} AS s, {requests} AS r"
-                " WHERE s.name = :name AND r.external_id = :id"
-            ),
-            {"name": sem, **request},
-        )
-    assert not sl.Locks(engine).run(sl.semaphore.acquire({sem: 1}))
 
 
 @pytest.mark.parametrize("ttl", [None, 3600])

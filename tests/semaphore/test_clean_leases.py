@@ -18,7 +18,7 @@ from sqlalchemy_locks.semaphore.admin import create_for_lease
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, all_of, connected, later
-from tests.fixtures.semaphores import ENGINES, EVERYWHERE, SERVERS, despite_deadlocks, place, unused
+from tests.fixtures.semaphores import ENGINES, SERVERS, despite_deadlocks, place, unused
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def there(engine: Engine, *names: str) -> list[str]:
     return [name for name in names if name in found]
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", ENGINES)
 def test_only_unused_leases_are_removed(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     locks = sl.Locks(engine)
@@ -101,7 +101,7 @@ def test_only_unused_leases_are_removed(name: str, engine_to: MakeEngine) -> Non
     assert there(engine, unused_) == [unused_]
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", ENGINES)
 def test_fence_goes_on_after_removal(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     one, other = unused("lease"), unused("lease")
@@ -118,7 +118,7 @@ def test_fence_goes_on_after_removal(name: str, engine_to: MakeEngine) -> None:
         assert connection.scalar(sl.semaphore.create(unused("made"), 1)) is True
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", ENGINES)
 def test_removal_of_smaller_fence_keeps_the_greatest(name: str, engine_to: MakeEngine) -> None:
     """A lease that was used less, and is removed later."""
     engine = engine_to(name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -34,28 +33,6 @@ def test_timed_out_acquire_leaves_no_request(name: str, level: str, engine_to: M
         caller.commit()
     assert held(engine, first) == 0
     assert sl.Locks(engine).acquire({first: 1, second: 1}, external_id=ident, timeout=0).replayed is False
-
-
-@pytest.mark.parametrize("name", INNODB)
-def test_timed_out_insert_leaves_no_permit(name: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
-    """The same, after the first of two permits was written."""
-    engine, ident = engine_to(name), unused("job")
-    both = {made(engine, 1): 1, made(engine, 1): 1}
-    done: list[int] = []
-
-    def second_times_out(run: Any, semaphore: int) -> None:
-        done.append(semaphore)
-        if len(done) == 2:
-            raise sl.LockTimeout("the second row was not free in time")
-
-    monkeypatch.setattr(import_module("sqlalchemy_locks.semaphore.acquire"), "mark_changed", second_times_out)
-    with engine.connect() as caller:
-        with pytest.raises(sl.LockTimeout):
-            caller.scalar(sl.semaphore.acquire(both, external_id=ident))
-        caller.commit()
-    monkeypatch.undo()
-    assert [held(engine, sem) for sem in both] == [0, 0]
-    assert sl.Locks(engine).acquire(both, external_id=ident, timeout=0).replayed is False
 
 
 @pytest.mark.parametrize("name", INNODB)

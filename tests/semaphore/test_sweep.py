@@ -8,7 +8,7 @@ from sqlalchemy import Engine
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.facade import maintenance
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.semaphores import EVERYWHERE, expire, held, made
+from tests.fixtures.semaphores import ENGINES, expire, held, made
 
 DAY = 86400
 
@@ -20,7 +20,7 @@ def days_ago(engine: Engine, grant: sl.Grant, days: int) -> None:
             expire(connection, grant)
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", ENGINES)
 def test_request_with_ttl_is_never_stale(name: str, engine_to: MakeEngine) -> None:
     """A ttl of a week is renewed every 56 hours: such a request isn't stale in between."""
     engine = engine_to(name)

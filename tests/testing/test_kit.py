@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.orm import DeclarativeBase
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.testing import Clock, Drained, run_until_empty
@@ -94,33 +94,6 @@ class TestRunUntilEmpty:
         jobs("a")
         run_until_empty(sl.Queue(), handler, bind=locks_engine)
         assert ran == ["a"]
-
-    def test_jobs_of_an_own_class(self, locks_engine: Engine) -> None:
-        class Own(DeclarativeBase):
-            pass
-
-        class Mail(sl.JobColumns, Own):
-            __tablename__ = "mail_to_drain"
-            #: names that the worker's own object has, or had
-            row: Mapped[int] = mapped_column(default=7)
-            taken: Mapped[str] = mapped_column(default="by ann")
-
-        class MailWorker(sl.WorkerColumns, Own):
-            __tablename__ = "worker_to_drain"
-
-        mail, seen = sl.Queue(Mail, workers=MailWorker), []
-        Own.metadata.create_all(locks_engine)
-        try:
-            sl.Locks(locks_engine).run(mail.put("a", max_attempts=2))
-
-            def handler(job: Any) -> None:
-                seen.append((job.payload, job.row, job.taken))
-                raise sl.Retry("again", in_=0)
-
-            assert run_until_empty(mail, handler, bind=locks_engine, retry=True) == Drained(0, 2)
-            assert seen == [("a", 7, "by ann")] * 2
-        finally:
-            Own.metadata.drop_all(locks_engine)
 
     def test_a_job_is_as_a_worker_gives_it(self, locks: sl.Locks, locks_engine: Engine, jobs: Any) -> None:
         def handler(job: Any) -> None:
