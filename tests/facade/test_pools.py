@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, Watch, all_of, async_connected, installed, later, until, unused
 
-TASKS, EACH = 100, 10
+TASKS, EACH = 100, 2
 SMALL: dict[str, Any] = {"pool_size": 5, "max_overflow": 0, "pool_timeout": PATIENCE}
 DRIVERS = {
     "postgresql15/asyncpg": ("postgresql15", "asyncpg"),
@@ -28,20 +28,6 @@ def checked_out(engine: AsyncEngine) -> int:
     pool = engine.sync_engine.pool
     assert isinstance(pool, QueuePool)
     return pool.checkedout()
-
-
-async def a_hundred(engine: AsyncEngine, pair: Callable[[int], Awaitable[None]]) -> None:
-    async def one(number: int) -> None:
-        for _ in range(each(engine)):
-            await pair(number)
-
-    await asyncio.gather(*(one(number) for number in range(TASKS)))
-    assert checked_out(engine) == 0
-
-
-def each(engine: AsyncEngine) -> int:
-    """A thousand in all with one driver; fewer with the others, where only the driver differs."""
-    return EACH if engine.driver == "asyncpg" else 2
 
 
 class Alone:
@@ -68,15 +54,16 @@ def test_many_blocks_on_a_small_pool(servers: Any, which: str, keys: int) -> Non
         async with async_connected(installed(servers, *DRIVERS[which]), **SMALL) as engine:
             locks = sl.AsyncLocks(engine)
 
-            async def pair(number: int) -> None:
+            async def work(number: int) -> None:
                 name = names[number % keys]
-                async with locks.exclusive(name):
-                    alone.enter(name)
-                    await asyncio.sleep(0)
-                    alone.leave(name)
+                for _ in range(EACH):
+                    async with locks.exclusive(name):
+                        alone.enter(name)
+                        await asyncio.sleep(0)
+                        alone.leave(name)
 
-            await a_hundred(engine, pair)
-            assert (alone.pairs, alone.most) == (TASKS * each(engine), 1)
+            await asyncio.gather(*(work(number) for number in range(TASKS)))
+            assert (alone.pairs, alone.most, checked_out(engine)) == (TASKS * EACH, 1, 0)
 
     asyncio.run(main())
 
