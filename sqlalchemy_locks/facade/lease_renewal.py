@@ -1,184 +1,54 @@
-"""How leases are renewed: a thread, or a task of an event loop, over a pool beside the app's, which may be used up.
-
-There is none when nothing is held.
-"""
+"""How leases are renewed in the database: over a pool beside the app's, which handlers may use up."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
 import os
-import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Collection
+from typing import Any
 
-from sqlalchemy.util import greenlet_spawn
-
+from sqlalchemy_locks import semaphore
+from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.core.side_pool import SidePool
-from sqlalchemy_locks.facade.host import LockHost
-from sqlalchemy_locks.runtime.renewal import RenewableLease, RenewalSchedule, clock
+from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.facade.host import ROW_TIMEOUT, LockHost
+from sqlalchemy_locks.facade.run import OperationRunner
+from sqlalchemy_locks.runtime.renewal_timers import RenewalTask, RenewalThread
 from sqlalchemy_locks.semaphore.renew_batch import renew_batch
 from sqlalchemy_locks.values import Grant
 
-THREAD_NAME = "sqlalchemy_locks.renewal"
-#: the longest wait of the last block's end for a renewal that is under way, in seconds: cancelled, it would cost a
-#: connection
-_RENEWAL_END = 1.0
+#: the longest wait for the row of one lease, as a part of its time to live
+_ROW_WAIT = 1 / 24
 
 
 class LeaseRenewer:
-    """Renews the leases of one timer, each batch in a short transaction."""
+    """Renews the leases of one timer, each time in a short transaction."""
 
     def __init__(self, locks: LockHost) -> None:
         self._locks = locks
         self._pool: SidePool | None = None
+        self._runner: OperationRunner | None = None
 
-    def renew_batch(self, grants: list[Grant]) -> Mapping[str, bool]:
-        """Renew those that are held; see :class:`RenewalSchedule`."""
-        if self._pool is None:
-            self._pool = SidePool(self._locks._engine)
-        held: Mapping[str, bool] = self._locks._runner(self._pool.connect).run(renew_batch(grants), short=True)
-        return held
+    def renew_batch(self, grants: list[Grant]) -> Collection[str]:
+        """Return the tokens of those that were renewed; the others are locked, or not held."""
+        renewed: Collection[str] = self._run(renew_batch(grants), None)
+        return renewed
+
+    def renew_alone(self, grant: Grant, ttl: float) -> bool:
+        """Return whether a grant is held, and so was renewed; wait for its row, but not for long."""
+        one_writer = backend_for(self._locks._engine.dialect).single_writer
+        return bool(self._run(semaphore.renew(grant), ROW_TIMEOUT if one_writer else min(ROW_TIMEOUT, ttl * _ROW_WAIT)))
 
     def take_pool(self) -> SidePool | None:
         """Return the pool of its connections, to be disposed of: the next renewal makes another one."""
-        pool, self._pool = self._pool, None
+        pool, self._pool, self._runner = self._pool, None, None
         return pool
 
-
-class RenewalThread:
-    """The thread that renews the leases of one ``Locks``, in one process."""
-
-    def __init__(self, renewer: LeaseRenewer) -> None:
-        self.process = os.getpid()
-        self.schedule = RenewalSchedule(renewer.renew_batch)
-        self._renewer = renewer
-        self._changed = threading.Condition()
-        self._runs = False
-        #: when the thread looks again, by :func:`clock`
-        self._wakes_at = math.inf
-
-    def add(self, lease: RenewableLease) -> None:
-        """Renew a lease from now on."""
-        with self._changed:
-            self.schedule.add(lease)
-            if not self._runs:
-                threading.Thread(target=self._work, name=THREAD_NAME, daemon=True).start()
-                self._runs = True
-            elif lease.due < self._wakes_at:
-                self._changed.notify()
-
-    def remove(self, lease: RenewableLease) -> None:
-        """Stop renewing a lease; a renewal under way is not waited for."""
-        with self._changed:
-            self.schedule.remove(lease)
-            if not self.schedule.leases:
-                self._changed.notify()
-
-    def wake(self) -> None:
-        """Have the thread look again when the next renewal is due."""
-        with self._changed:
-            self._changed.notify()
-
-    def _work(self) -> None:
-        try:
-            while self._wait():
-                self.schedule.renew_due()
-        except BaseException:
-            with self._changed:
-                self._runs = False
-            raise
-        finally:
-            self._release_pool()
-
-    def _wait(self) -> bool:
-        """Wait for the next renewal; ``False`` when there is nothing to renew."""
-        with self._changed:
-            while pause := self.schedule.pause():
-                self._wakes_at = clock() + pause
-                self._changed.wait(min(pause, threading.TIMEOUT_MAX))
-            self._wakes_at = -math.inf
-            self._runs = pause is not None
-            return self._runs
-
-    def _release_pool(self) -> None:
-        """Dispose of the pool, unless another thread has begun to use it."""
-        with self._changed:
-            pool = None if self._runs else self._renewer.take_pool()
-        if pool is not None:
-            pool.dispose()
-
-
-class RenewalTask:
-    """The task that renews the leases of one ``AsyncLocks``, in one event loop.
-
-    :param on_end: called when it has ended: it is not used again.
-    """
-
-    def __init__(self, renewer: LeaseRenewer, on_end: Callable[[], object]) -> None:
-        self.schedule = RenewalSchedule(renewer.renew_batch)
-        self._renewer, self._on_end = renewer, on_end
-        self._changed = asyncio.Event()
-        #: the task has ended, or has leases to renew again
-        self._settled = asyncio.Event()
-        self._wakes_at = math.inf
-        self._task = asyncio.create_task(self._work())
-
-    def add(self, lease: RenewableLease) -> None:
-        """Renew a lease from now on."""
-        self.schedule.add(lease)
-        self._settled.set()
-        if lease.due < self._wakes_at:
-            self._changed.set()
-
-    async def remove(self, lease: RenewableLease) -> None:
-        """Stop renewing a lease; after the last one, wait until the task has ended."""
-        self.schedule.remove(lease)
-        if self.schedule.leases:
-            return
-        self._changed.set()
-        self._settled.clear()
-        if self._task.done():
-            return
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._settled.wait(), _RENEWAL_END)
-        if not (self.schedule.leases or self._task.done()):
-            await self._cancel()
-
-    async def _work(self) -> None:
-        try:
-            while True:
-                pause = self.schedule.pause()
-                if pause is None:
-                    await self._release_pool()
-                    if not self.schedule.leases:
-                        return
-                elif pause:
-                    await self._wait(pause)
-                else:
-                    await greenlet_spawn(self.schedule.renew_due)
-        finally:
-            self._on_end()
-            self._settled.set()
-
-    async def _wait(self, pause: float) -> None:
-        """Wait for the next renewal, or until something has changed."""
-        self._wakes_at = clock() + pause
-        self._changed.clear()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), pause)
-        self._wakes_at = -math.inf
-
-    async def _release_pool(self) -> None:
-        pool = self._renewer.take_pool()
-        if pool is not None:
-            await greenlet_spawn(pool.dispose)
-
-    async def _cancel(self) -> None:
-        self._on_end()  # a block that is entered meanwhile needs a task that goes on
-        self._task.cancel()
-        await asyncio.wait({self._task})
-        await self._release_pool()
+    def _run(self, operation: Operation[Any], wait: float | None) -> Any:
+        if self._pool is None or self._runner is None:
+            self._pool = SidePool(self._locks._engine)
+            self._runner = self._locks._runner(self._pool.connect)
+        return self._runner.run(operation, short=True, wait=wait)
 
 
 class LeaseTimers:

@@ -5,7 +5,8 @@ renewed it, plus its time to live, less a margin. That instant passes by itself:
 finds its lease lost at the next look.
 
 Leases are renewed in batches, in which a row that others have locked is passed over: that is neither a renewal nor a
-loss. It is tried again, and so is a renewal that fails, for as long as the lease is proven.
+loss. Such a lease is renewed alone, and only then is a refusal a loss. A renewal that fails is tried again for as long
+as the lease is proven.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from datetime import timedelta
+from typing import Protocol
 from weakref import WeakSet
 
 from sqlalchemy_locks._validation import timeout_seconds
+from sqlalchemy_locks.core.side_pool import SidePool
 from sqlalchemy_locks.values import Grant
 
 _log = logging.getLogger("sqlalchemy_locks")
@@ -31,9 +34,6 @@ MARGIN = 0.05
 _RENEWALS = 3
 #: the first pause after a renewal that failed, and the longest, as parts of the time to live
 _FIRST_RETRY, _LONGEST_RETRY = 1 / 60, 1 / 12
-#: the pause after a batch has passed over a lease, as a part of the time to live, and at least in seconds: its row may
-#: be locked most of the time
-_LOCKED_RETRY, _SHORTEST_RETRY = 1 / 200, 0.02
 #: how much earlier than due a lease is renewed at most, so that it is renewed with others, in seconds
 _LONGEST_EARLY = 1.0
 #: leases that one batch renews at most
@@ -148,6 +148,8 @@ class RenewableLease:
         self.early = min(_LONGEST_EARLY, lost.ttl / 12)
         #: its block has ended
         self.closed = False
+        #: a batch has passed it over: it is renewed alone
+        self.alone = False
         self._failures = 0
 
     def confirm(self, asked_at: float) -> None:
@@ -162,32 +164,39 @@ class RenewableLease:
         if not self.closed:
             self.lost.set(NOT_HELD)
 
-    def pass_over(self) -> None:
-        """Note that others have locked its row."""
-        self._retry_after(max(_SHORTEST_RETRY, self.lost.ttl * _LOCKED_RETRY))
-
     def postpone(self) -> None:
         """Note that it isn't known whether it was renewed."""
-        self._retry_after(self.lost.ttl * min(_LONGEST_RETRY, _FIRST_RETRY * 2**self._failures))
+        pause = self.lost.ttl * min(_LONGEST_RETRY, _FIRST_RETRY * 2**self._failures)
+        self.due = min(clock() + pause, max(clock(), self.lost.deadline))
         self._failures += 1
 
-    def _retry_after(self, pause: float) -> None:
-        self.due = min(clock() + pause, max(clock(), self.lost.deadline))
+
+class Renewer(Protocol):
+    """Renews leases in the database; each method is called by one thread or task at a time."""
+
+    def renew_batch(self, grants: list[Grant]) -> Collection[str]:
+        """Return the tokens of those that were renewed; the others are locked, or not held."""
+        ...
+
+    def renew_alone(self, grant: Grant, ttl: float) -> bool:
+        """Return whether a grant is held, and so was renewed; wait for its row, but not for long."""
+        ...
+
+    def take_pool(self) -> SidePool | None:
+        """Return the pool of its connections, to be disposed of: the next renewal makes another one."""
+        ...
 
 
 class RenewalSchedule:
     """The leases that one timer renews, of one ``Locks``. The timers wait, and this knows when and what.
 
     It has weak references: a lease whose block was garbage-collected ends with its time to live.
-
-    :param renew: renews those of some grants that are held. It returns, for the tokens of those, whether they were
-        renewed; others have locked the rest.
     """
 
-    def __init__(self, renew: Callable[[list[Grant]], Mapping[str, bool]]) -> None:
-        self._renew = renew
+    def __init__(self, renewer: Renewer) -> None:
+        self.renewer = renewer
         self.leases: WeakSet[RenewableLease] = WeakSet()
-        #: of the set: the block's thread and the timer's change it
+        #: of the set: the block's thread, the timer's, and the one for locked rows change it
         self._guard = threading.Lock()
 
     def add(self, lease: RenewableLease) -> None:
@@ -204,23 +213,48 @@ class RenewalSchedule:
     def pause(self) -> float | None:
         """Return the seconds until the next renewal is due; ``None`` when there is nothing to renew."""
         with self._guard:
-            due = min((lease.due for lease in self.leases), default=None)
-        return None if due is None else max(0.0, due - clock())
+            if not self.leases:
+                return None
+            due = min((lease.due for lease in self.leases if not lease.alone), default=math.inf)
+        return max(0.0, due - clock())
 
     def renew_due(self) -> None:
         """Renew the leases that are due, in batches."""
         now = clock()
-        with self._guard:
-            due = [lease for lease in self.leases if lease.due - lease.early <= now]
+        due = [lease for lease in self._all() if not lease.alone and lease.due - lease.early <= now]
         for start in range(0, len(due), BATCH):
             self._renew_batch([lease for lease in due[start : start + BATCH] if self._is_held(lease)])
+
+    def passed_over(self) -> bool:
+        """Return whether there are leases that the batches have passed over."""
+        return any(lease.alone for lease in self._all())
+
+    def renew_passed_over(self) -> bool:
+        """Renew one of the leases that the batches have passed over; return whether there was one."""
+        passed_over = [lease for lease in self._all() if lease.alone]
+        if not passed_over:
+            return False
+        # one whose row stayed locked is due later than those that were not tried yet
+        lease = min(passed_over, key=lambda lease: lease.due)
+        try:
+            self._renew_alone(lease)
+        finally:
+            lease.alone = False
+        return True
+
+    def postpone_passed_over(self) -> None:
+        """Return the leases that the batches have passed over to them."""
+        for lease in self._all():
+            if lease.alone:
+                lease.postpone()
+                lease.alone = False
 
     def _renew_batch(self, leases: list[RenewableLease]) -> None:
         if not leases:
             return
         asked_at = clock()
         try:
-            held = self._renew([lease.grant for lease in leases])
+            renewed = self.renewer.renew_batch([lease.grant for lease in leases])
         except Exception as error:
             first = leases[0].grant.external_id
             _log.warning("%d lease(s), the first of them %r, could not be renewed: %s", len(leases), first, error)
@@ -228,15 +262,28 @@ class RenewalSchedule:
                 lease.postpone()
         else:
             for lease in leases:
-                token = str(lease.grant.token)
-                if token not in held:
-                    lease.refuse()
-                elif held[token]:
+                if lease.grant.token in renewed:
                     lease.confirm(asked_at)
                 else:
-                    lease.pass_over()
+                    lease.alone = True
         for lease in leases:
             self._is_held(lease)
+
+    def _renew_alone(self, lease: RenewableLease) -> None:
+        if not self._is_held(lease):
+            return
+        asked_at = clock()
+        try:
+            renewed = self.renewer.renew_alone(lease.grant, lease.lost.ttl)
+        except Exception as error:
+            _log.warning("the lease %r could not be renewed: %s", lease.grant.external_id, error)
+            lease.postpone()
+        else:
+            if renewed:
+                lease.confirm(asked_at)
+            else:
+                lease.refuse()
+        self._is_held(lease)
 
     def _is_held(self, lease: RenewableLease) -> bool:
         """Return whether to renew a lease; stop renewing it when its time has run out."""
@@ -244,3 +291,7 @@ class RenewalSchedule:
             self.remove(lease)
             return False
         return True
+
+    def _all(self) -> list[RenewableLease]:
+        with self._guard:
+            return list(self.leases)

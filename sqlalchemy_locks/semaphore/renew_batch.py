@@ -21,7 +21,6 @@ from sqlalchemy_locks.values import Grant
 @dataclass(frozen=True)
 class _Statements:
     select_requests: Executable
-    select_held: Executable
     lock_held: Executable
     restart: Update
 
@@ -31,15 +30,16 @@ def _statements(tables: Tables) -> _Statements:
     request = tables.permit_request
     chosen = request.c.id.in_(bindparam("ids", expanding=True, type_=BigInteger()))
     lasting = or_(request.c.ttl_seconds.is_(None), expiry(request) > Now())
-    held = select(request.c.id).where(chosen, request.c.state != RELEASED, lasting)
     return _Statements(
         select_requests=select(request.c.id, request.c.token).where(
             request.c.external_id.in_(bindparam("external_ids", expanding=True, type_=String())),
             request.c.token.in_(bindparam("tokens", expanding=True, type_=String())),
         ),
         # by the primary key, so that InnoDB locks these rows and no others
-        lock_held=held.order_by(request.c.id).with_for_update(skip_locked=True, key_share=True),
-        select_held=held,
+        lock_held=select(request.c.id)
+        .where(chosen, request.c.state != RELEASED, lasting)
+        .order_by(request.c.id)
+        .with_for_update(skip_locked=True, key_share=True),
         restart=update(request).where(chosen).values(renewed_at=Now()),
     )
 
@@ -50,32 +50,30 @@ class RenewBatch(SemaphoreImpl):
     def multi_statement_reason(self, context: BuildContext) -> str:
         return "since the rows are locked, where no other has locked them, before they are renewed"
 
-    def run_statements(self, execution: Execution, sql: Any) -> dict[str, bool]:
+    def run_statements(self, execution: Execution, sql: Any) -> frozenset[str]:
         statements = _statements(execution.context.tables)
         names = {name: execution.values[name] for name in ("external_ids", "tokens")}
         rows = execution.execute(statements.select_requests, names)
-        tokens: dict[int, str] = {row.id: row.token for row in rows}
-        if not tokens:
-            return {}
+        requests: dict[int, str] = {row.id: row.token for row in rows}
+        if not requests:
+            return frozenset()
         # what is held while it is locked stays held: only its lock's holder could end it, although its time runs out
-        renewed = execution.execute(statements.lock_held, {"ids": sorted(tokens)}).scalars().all()
-        if renewed:
-            execution.execute(statements.restart, {"ids": renewed})
-        skipped = sorted(tokens.keys() - set(renewed))
-        locked = execution.execute(statements.select_held, {"ids": skipped}).scalars().all() if skipped else ()
-        return {tokens[row]: True for row in renewed} | {tokens[row]: False for row in locked}
+        held = execution.execute(statements.lock_held, {"ids": sorted(requests)}).scalars().all()
+        if held:
+            execution.execute(statements.restart, {"ids": held})
+        return frozenset(requests[row] for row in held)
 
 
 _RENEW_BATCH = RenewBatch()
 
 
 def renew_batch(grants: Iterable[Grant]) -> Operation[Any]:
-    """Restart the time to live of grants; the value has, for the tokens of those that are held, whether it was.
+    """Restart the time to live of grants; the value is the tokens of those that were renewed.
 
-    Not for their ids, which a request that is lost may share with a later one.
+    Not their ids, which a request that is lost may share with a later one.
 
-    One whose row others have locked was not renewed; one that is missing is held no longer. For a transaction of its
-    own at READ COMMITTED.
+    One that isn't among them is locked by others, or held no longer: only :func:`renew` can tell. For a transaction of
+    its own at READ COMMITTED.
     """
     grants = list(grants)
     values = {"external_ids": [grant.external_id for grant in grants], "tokens": [grant.token for grant in grants]}

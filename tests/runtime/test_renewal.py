@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Collection
 from typing import Any
 
 import pytest
@@ -16,18 +16,24 @@ from tests.fixtures.parties import PATIENCE
 
 
 class Answers:
-    """Renewals with scripted answers: an error, renewed (``True``), locked by others (``False``), or not held (``None``)."""
+    """Renewals with scripted answers: an error, or what was renewed."""
 
-    def __init__(self, *batches: Any) -> None:
-        self._batches = list(batches)
+    def __init__(self, *batches: Any, alone: Callable[[], bool] = lambda: True) -> None:
+        self._batches, self._alone = list(batches), alone
         self.asked = 0
 
-    def renew_batch(self, grants: list[sl.Grant]) -> Mapping[str, bool]:
+    def renew_batch(self, grants: list[sl.Grant]) -> Collection[str]:
         self.asked += 1
         answer = self._batches.pop(0)
         if isinstance(answer, Exception):
             raise answer
-        return {} if answer is None else {str(grant.token): answer for grant in grants}
+        return [str(grant.token) for grant in grants] if answer is True else []
+
+    def renew_alone(self, grant: sl.Grant, ttl: float) -> bool:
+        self.asked += 1
+        return self._alone()
+
+    def take_pool(self) -> None: ...
 
 
 def lease(ttl: float = 3600) -> RenewableLease:
@@ -36,7 +42,7 @@ def lease(ttl: float = 3600) -> RenewableLease:
 
 
 def renewed(held: RenewableLease, answers: Answers) -> RenewalSchedule:
-    schedule = RenewalSchedule(answers.renew_batch)
+    schedule = RenewalSchedule(answers)
     schedule.add(held)
     held.due = 0
     schedule.renew_due()
@@ -60,23 +66,41 @@ def test_failure_is_retried_before_the_deadline(caplog: pytest.LogCaptureFixture
     assert "1 lease(s), the first of them 'one', could not be renewed: a restart" in caplog.text
 
 
-def test_locked_row_is_no_loss_and_is_tried_again_soon() -> None:
+@pytest.mark.parametrize("alone", ["held", "not held", "locked"])
+def test_what_a_batch_passes_over_is_asked_for_alone(alone: str) -> None:
+    def answer() -> bool:
+        if alone == "locked":
+            raise sl.LockTimeout("its row stayed locked")
+        return alone == "held"
+
     held = lease()
     held.lost.deadline = before = clock() + 1000
-    schedule = renewed(held, Answers(False, False, True))
-    for _ in range(2):
-        assert (held.lost.deadline, bool(held.lost), list(schedule.leases)) == (before, False, [held])
-        assert 0 < held.due - clock() < 3600 / 60
-        held.due = 0
-        schedule.renew_due()
-    assert held.lost.deadline > before
+    schedule = renewed(held, Answers(False, alone=answer))
+    assert (schedule.passed_over(), held.lost.deadline, bool(held.lost)) == (True, before, False)
+    schedule.renew_passed_over()
+    assert (bool(held.lost), held.lost.deadline > before) == (alone == "not held", alone == "held")
+    assert list(schedule.leases) == ([] if alone == "not held" else [held])
+    assert not schedule.passed_over()
 
 
-def test_what_is_not_held_is_lost() -> None:
-    held = lease()
-    schedule = renewed(held, Answers(None))
-    assert held.lost.why == "its time had run out, or it was released or swept"
-    assert not schedule.leases
+def test_rows_that_stay_locked_keep_no_other_lease_waiting() -> None:
+    """Each is tried alone once, before one of them is tried again."""
+    leases, tried = [lease() for _ in range(20)], list[sl.Grant]()
+
+    class Locked(Answers):
+        def renew_alone(self, grant: sl.Grant, ttl: float) -> bool:
+            tried.append(grant)
+            raise sl.LockTimeout("its row stays locked")
+
+    schedule = RenewalSchedule(Locked())
+    for held in leases:
+        schedule.add(held)
+        held.due = clock()
+    for _ in leases:
+        for held in leases:
+            held.alone = True  # the next batch has passed it over
+        schedule.renew_passed_over()
+    assert len(set(map(id, tried))) == len(leases)
 
 
 @pytest.mark.parametrize("gone", ["its block has ended", "its time has run out"])
@@ -97,7 +121,7 @@ def test_late_reply_does_not_extend_a_lease() -> None:
     held = lease()
 
     class Late(Answers):
-        def renew_batch(self, grants: list[sl.Grant]) -> Mapping[str, bool]:
+        def renew_batch(self, grants: list[sl.Grant]) -> Collection[str]:
             held.lost.deadline = clock() - 1  # the reply took this long
             return super().renew_batch(grants)
 
