@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from tests.conftest import install
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import (
     ASYNC,
@@ -149,24 +148,6 @@ def test_async_holders(servers: Any, which: str) -> None:
                 assert [one.name for one in found] == ([] if name == "mariadb" else [key])
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("name", ["", "a\0b", True, 2**63, None])
-def test_bad_names_are_refused(name: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        sl.lock.holders(name)
-
-
-def test_translated_schema(engine_to: MakeEngine, servers: Any) -> None:
-    """The view of held keys is read from the schema that it was moved to."""
-    url = servers.fresh("postgresql15", "psycopg")
-    install(url, schema="mine")
-    with connected(url, execution_options={"schema_translate_map": {"lock": "mine"}}) as engine:
-        key = unused()
-        with sl.Locks(engine).exclusive(key):
-            assert [one.name for one in holders_of(engine, key)] == [key]
-    with connected(url) as engine, pytest.raises(sl.NotInstalled):
-        holders_of(engine, "a")
 
 
 def test_other_role_sees_only_that_it_is_held(engine_to: MakeEngine, servers: Any) -> None:

@@ -51,16 +51,6 @@ def test_invalid_counts(number: Any, error: type[Exception]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "error"),
-    [(0, ValueError), (-1, ValueError), (2**31, ValueError), (True, TypeError), (1.0, TypeError), (None, TypeError)],
-)
-def test_invalid_limits(limit: Any, error: type[Exception]) -> None:
-    for name in (None, "a"):
-        with pytest.raises(error, match="limit"):
-            sl.semaphore.history(name, limit=limit)
-
-
-@pytest.mark.parametrize(
     ("length", "error"),
     [("5m", TypeError), (True, TypeError), (-1, ValueError), (float("nan"), ValueError), (timedelta(-1), ValueError)],
 )

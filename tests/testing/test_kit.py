@@ -59,10 +59,6 @@ class TestClock:
         Clock(locks_engine, Mail).advance(2 * DAY)
         assert len(locks.run(mails.capture(1))) == 1
 
-    def test_never_goes_backwards(self, locks_clock: Clock) -> None:
-        with pytest.raises(ValueError, match="at least 0 seconds"):
-            locks_clock.advance(-1)
-
 
 class TestRunUntilEmpty:
     def test_runs_what_is_put_meanwhile(self, locks_engine: Engine, jobs: Any) -> None:
