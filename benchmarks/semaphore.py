@@ -38,7 +38,7 @@ ROUNDS, PAIRS = 15, 100
 PROCESSES, SECONDS, CROWDS = 8, 2.0, 5
 SEMAPHORE = "hot"
 
-NAMES = {"ours": "locks.run", "locks.acquire": "locks.acquire", "unflushed": "locks.acquire, durable_release=False"}
+NAMES = {"ours": "locks.run", "locks.acquire": "locks.acquire"}
 #: the speed-up: the least allowed one (must), and the desired one (aim)
 FASTER = {"off": (3.5, 7.0), "on": (2.5, 5.0)}
 CROWDED = {"off": (5.0, 9.0), "on": (3.5, 8.0)}
@@ -93,12 +93,11 @@ def waiting(locks: sl.Locks, ident: str) -> bool:
 
 def variants(engine: Engine) -> dict[str, Pair]:
     """Return each variant, warmed up."""
-    locks, quick = sl.Locks(engine), sl.Locks(engine, durable_release=False)
+    locks = sl.Locks(engine)
     ways: dict[str, Callable[[], object]] = {
         "plain": lambda: plain(engine, fresh()),
         "ours": lambda: ours(locks, fresh()),
         "locks.acquire": lambda: waiting(locks, fresh()),
-        "unflushed": lambda: waiting(quick, fresh()),
     }
     for way in ways.values():
         for _ in range(20):

@@ -200,6 +200,9 @@ class PostgreSQL(Backend):
     def allows_autocommit(self, connection: Connection, server: Server) -> bool:
         return (
             server.autocommits_read_committed
+            # psycopg2 executes statements in autocommit at the level of the app's transactions
+            and server.begins_read_committed
+            and (begins_read_committed(connection) or self.autocommit(connection))
             # behind a pooler the two halves of one of asyncpg's statements may reach two sessions of the server
             and not (server.pooled and connection.dialect.driver == "asyncpg")
             and not connection.in_transaction()

@@ -65,7 +65,7 @@ class AsyncLocks:
     """As :class:`~sqlalchemy_locks.Locks`, with the same names, awaited.
 
     :param bind: an ``AsyncEngine``, or an ``async_sessionmaker`` bound to one.
-    :param owner: :param durable_release: as for ``Locks``.
+    :param owner: as for ``Locks``.
 
     >>> locks = sl.AsyncLocks(async_engine)
     >>> async with locks.exclusive("invoice:42", timeout=5) as held:
@@ -77,7 +77,6 @@ class AsyncLocks:
         bind: AsyncEngine | async_sessionmaker[Any],
         *,
         owner: str | None = None,
-        durable_release: bool = True,
     ) -> None:
         maker = bind if isinstance(bind, async_sessionmaker) else async_sessionmaker(bind)
         engine = maker.kw.get("bind")
@@ -87,7 +86,7 @@ class AsyncLocks:
             )
         self._engine = engine
         self._session_maker = maker
-        self._sync = Locks(_sync_maker(maker, engine), owner=owner, durable_release=durable_release)
+        self._sync = Locks(_sync_maker(maker, engine), owner=owner)
 
     @property
     def owner(self) -> str:

@@ -25,10 +25,9 @@ from sqlalchemy_locks import lock
 from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.core.engine_state import backend_of
 from sqlalchemy_locks.core.operation import Execution, Operation, installation, prepare_commit
-from sqlalchemy_locks.core.side_pool import SidePool
 from sqlalchemy_locks.dialects import Backend
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connect
+from sqlalchemy_locks.dialects.connections import connect, connected, has_room
 from sqlalchemy_locks.errors import LockLost, LockTimeout, ReentryError
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.facade.run import IN_BLOCK
@@ -205,12 +204,8 @@ class ExclusiveBlock:
         entered = time.monotonic()
         self._entered = held, entry, entered
         if self._locks._has_listeners:
-            try:
-                self._emit("waited", waited=entered - started)
-                self._emit("acquired", waited=entered - started)
-            except BaseException as error:
-                self.__exit__(type(error), error, None)  # Python doesn't call it when __enter__ raises
-                raise
+            self._emit("waited", waited=entered - started)
+            self._emit("acquired", waited=entered - started)
         return held
 
     def __exit__(
@@ -223,14 +218,8 @@ class ExclusiveBlock:
         reentry.leave(entry)
         on_lost = None
         try:
-            try:
-                if error is not None and self._locks._has_listeners:
-                    with contextlib.suppress(Exception):  # whatever the block has done to its connection
-                        if held._short.disconnected():
-                            held.lost  # noqa: B018  (reports it; perhaps by the error that leaves the block)
-            finally:
-                on_lost, held._on_lost = held._on_lost, None  # from here on it is released, and not lost
-                self._close(held, error)
+            on_lost, held._on_lost = held._on_lost, None  # from here on it is released, and not lost
+            self._close(held, error)
         except BaseException as failed:
             if isinstance(failed, LockLost):
                 held._on_lost = on_lost
@@ -307,14 +296,11 @@ class ExclusiveBlock:
                 if ticket is not None:
                     ticket.leave()
         except LockTimeout as error:
-            try:
-                if deadline is None:
-                    return None
-                # not for timeout=0, which is to be cheap; a caller can ask
-                holders = () if self._timeout == 0 else self._holders(short)
-            finally:
-                short.abandon(error)
-            raise self._timed_out(holders) from error
+            short.abandon(error)
+            if deadline is None:
+                return None
+            # not for timeout=0, which is to be cheap; a caller can ask
+            raise self._timed_out(() if self._timeout == 0 else self._holders_now()) from error
         except BaseException as error:
             short.abandon(error)
             raise
@@ -335,22 +321,13 @@ class ExclusiveBlock:
         except DriverTimeout as error:
             raise LockTimeout("the driver's own limit of a statement ended the wait for the lock") from error
 
-    def _holders(self, short: ShortTransaction) -> tuple[KeyHolder, ...]:
-        """Return the holders of the keys, read on the connection whose wait timed out."""
-        with contextlib.suppress(DBAPIError):
-            if not short.connection.closed and not short.connection.invalidated:
-                short.connection.rollback()
-                return holders_now(short.connection, self._names.values())
-        return ()
-
     def _holders_now(self) -> tuple[KeyHolder, ...]:
-        """Return the holders of the keys, read on a connection beside the pool, which may be what they wait for."""
-        side = SidePool(self._locks._engine)
-        try:
-            with contextlib.suppress(Exception), side.connect() as connection:
-                return holders_now(connection, self._names.values())
-        finally:
-            side.dispose()
+        """Return the holders of the keys; empty where all connections of the pool are in use."""
+        engine = self._locks._engine
+        with contextlib.suppress(Exception):
+            if has_room(engine):
+                with connected(engine) as connection:
+                    return holders_now(connection, self._names.values())
         return ()
 
     def _timed_out(self, holders: tuple[Holder, ...]) -> LockTimeout:

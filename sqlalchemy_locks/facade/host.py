@@ -10,36 +10,39 @@ import secrets
 import socket
 from collections.abc import Callable
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.core.engine_state import backend_of
-from sqlalchemy_locks.core.operation import installation
+from sqlalchemy_locks.core.operation import Operation, installation
 from sqlalchemy_locks.facade.run import OperationRunner
+from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.events import Observed
+from sqlalchemy_locks.runtime.reentry import tables_of
 from sqlalchemy_locks.runtime.retry import Sleep, sleep_for
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
+
+#: the longest wait for the rows of a semaphore or a request, and for the queue in memory before them, in seconds
+ROW_TIMEOUT = 5.0
 
 
 class LockHost(Observed):
     """The base of ``Locks``, as its blocks, mutexes, semaphores and maintenance know it.
 
     :param session_maker: makes the sessions of blocks, and of operations that give entities.
-    :param owner: :param durable_release: as for ``Locks``.
+    :param owner: as for ``Locks``.
     """
 
-    def __init__(
-        self, engine: Engine, session_maker: Callable[..., Session], owner: str | None, durable_release: bool
-    ) -> None:
+    def __init__(self, engine: Engine, session_maker: Callable[..., Session], owner: str | None) -> None:
         self._engine, self._session_maker = engine, session_maker
         self._sleep: Sleep = sleep_for(engine)
         self._owner = None if owner is None else valid_name(owner, "an owner")
-        self._durable_release = durable_release
         self._nonce = secrets.token_hex(4)
         #: the process of the last call of ``owner``, and the name for it
         self._process = 0, ""
@@ -54,6 +57,26 @@ class LockHost(Observed):
     def _installation(self) -> str:
         """What tells the tables of this engine from those of another schema or prefix; see :func:`installation`."""
         return installation(self._engine)
+
+    @cached_property
+    def _tables(self) -> str:
+        """As ``_installation``, for re-entry; see :func:`~sqlalchemy_locks.runtime.reentry.tables_of`."""
+        return tables_of(self._engine)
+
+    def _run_on_request(self, operation: Operation[Any], on_lost: Callable[[], object] = lambda: None) -> Any:
+        """Run what may wait for a ``guarded`` write of a request, not longer than ``ROW_TIMEOUT``.
+
+        :param on_lost: as for :meth:`OperationRunner.run`.
+        """
+        # where it would be two more round trips, the server has a limit of its own
+        wait = ROW_TIMEOUT if backend_of(self._engine.dialect).schemas else None
+        return self._run(operation, wait=wait, on_lost=on_lost)
+
+    def _shield(self, run: Callable[[Operation[Any]], Any], operation: Operation[Any]) -> Any:
+        """Call ``run(operation)`` to its end, for a task that was cancelled, and may be so at each ``await``."""
+        if not self._engine.dialect.is_async:
+            return run(operation)
+        return await_only(shielded(greenlet_spawn(run, operation)))
 
     @property
     def owner(self) -> str:

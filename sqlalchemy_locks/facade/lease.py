@@ -24,7 +24,6 @@ from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds, valid_int
 from sqlalchemy_locks.errors import (
     LockLost,
-    OutcomeUnknown,
     ReentryError,
     UnknownSemaphore,
     Unsupported,
@@ -37,7 +36,7 @@ from sqlalchemy_locks.runtime.renewal import NOT_HELD, LostEvent, RenewableLease
 from sqlalchemy_locks.semaphore.acquire import for_block
 from sqlalchemy_locks.semaphore.admin import create_for_lease
 from sqlalchemy_locks.semaphore.availability import availability, is_held
-from sqlalchemy_locks.semaphore.release import abandon, release_once
+from sqlalchemy_locks.semaphore.release import abandon
 from sqlalchemy_locks.values import Grant, Released
 
 T = TypeVar("T")
@@ -113,7 +112,7 @@ class LeaseContext:
                 "a block needs a ttl, after which the permits of a process that died are released: use locks.acquire "
                 "for what is held until it is released"
             )
-        self._runner, self.timers = semaphores.permits, semaphores.timers
+        self._locks, self.timers = semaphores.locks, semaphores.timers
         self._ttl = bounded_seconds(ttl, "ttl")
         if self._ttl < 1:
             raise ValueError(f"ttl is at least 1 second in a block that renews it three times in one, not {ttl!r}")
@@ -176,8 +175,8 @@ class LeaseContext:
             raise ReentryError("this block is entered already: make one for each use")
         grant, began = None, 0.0
         try:
-            caller, engine = reentry.current_owner(), self._runner.engine
-            where = engine.dialect, self._runner.tables
+            caller = reentry.current_owner()
+            where = self._locks._engine.dialect, self._locks._tables
             held = self._held_by(caller, where)
             grant, asked_at = self._acquire(held)
             began = time.monotonic()
@@ -186,7 +185,7 @@ class LeaseContext:
             if clock() >= asked_at + self._ttl / 3:
                 # the reply took so long that the renewal is due already, or the time to live has ended
                 asked_at = clock()
-                if not self._runner.run_on_request(semaphore.renew(grant)):
+                if not self._locks._run_on_request(semaphore.renew(grant)):
                     raise LockLost(f"the request {grant.external_id!r} was granted, and its time ran out meanwhile")
             lost = LostEvent(self._ttl, asked_at)
             renewable = RenewableLease(grant, lost, asked_at)
@@ -210,7 +209,7 @@ class LeaseContext:
         if self._entered is None:
             raise LockLost("the block has ended, and its permits are released")
         grant, renewable, _, _ = self._entered
-        if not renewable.lost and not self._runner.run(is_held(grant)):
+        if not renewable.lost and not self._locks._run(is_held(grant)):
             renewable.lost.set(NOT_HELD)
         if renewable.lost:
             raise self._lost_error(grant, renewable.lost)
@@ -264,11 +263,11 @@ class LeaseContext:
     def _acquire(self, held: Mapping[str, int]) -> tuple[Grant, float]:
         """Return the grant, and from when its time counts."""
         known = self._external_id is not None
-        owner = self._runner.locks.owner if self._owner is None else self._owner
+        owner = self._locks.owner if self._owner is None else self._owner
         request = for_block(self._request, owner, new_id=not known)
         rounds = 0
         while True:
-            waiter = SemaphoreWaiter(self._runner, request, self._timeout, kind=self._kind, known=known, held=held)
+            waiter = SemaphoreWaiter(self._locks, request, self._timeout, kind=self._kind, known=known, held=held)
             try:
                 return waiter.wait(), waiter.asked_at
             except UnknownSemaphore:
@@ -276,7 +275,7 @@ class LeaseContext:
                 if not self._single or rounds > _ROUNDS:
                     raise
             # it may be made again: a clean-up may remove it before it is used
-            self._runner.run(create_for_lease(*self._permits))
+            self._locks._run(create_for_lease(*self._permits))
 
     def _refuse_several(self, grant: Grant) -> None:
         """Refuse a lease on a semaphore of more than one permit.
@@ -286,7 +285,7 @@ class LeaseContext:
         """
         if grant.capacities == (1,):
             return
-        for row in self._runner.run(availability(grant)):
+        for row in self._locks._run(availability(grant)):
             if row.capacity != 1 or row.used > 1:
                 raise Unsupported(
                     f"{row.name!r} is a semaphore of {row.capacity}, of which {row.used} are held, and a lease is one "
@@ -294,20 +293,12 @@ class LeaseContext:
                 )
 
     def _release(self, grant: Grant, error: BaseException | None) -> Released:
-        # the work isn't done: the id can be granted again
+        # after an error the work isn't done: the id can be granted again
         abandons = self._external_id is not None and error is not None
-        again = abandon(grant, once=False) if abandons else semaphore.release(grant)
+        release = abandon(grant) if abandons else semaphore.release(grant)
+        lost_replies: list[bool] = []
         try:
-            try:
-                released: Released
-                if abandons:
-                    released = self._runner.run_on_request(abandon(grant, once=True))
-                else:
-                    released = self._runner.run_release(release_once(grant), grant)
-            except OutcomeUnknown:
-                # the first one may have released it
-                self._runner.run_on_request(again)
-                released = Released.RELEASED
+            released: Released = self._locks._run_on_request(release, on_lost=lambda: lost_replies.append(True))
         except Exception as failed:
             # the block's work is done, and its result must not be lost: the permits expire, since they aren't renewed
             self._log_unreleased(grant, failed)
@@ -315,18 +306,19 @@ class LeaseContext:
         except BaseException:
             # cancelled or interrupted
             try:
-                self._runner.shield(self._runner.run_on_request, again)
+                self._locks._shield(self._locks._run_on_request, release)
             except BaseException as failed:
                 self._log_unreleased(grant, failed)
             raise
-        return released
+        # an attempt without a reply may have released it
+        return Released.RELEASED if lost_replies else released
 
     def _log_unreleased(self, grant: Grant, error: BaseException) -> None:
         _log.warning("the lease %r could not be released, and ends with its time: %r", grant.external_id, error)
 
     def _emit(self, what: str, grant: Grant, **labels: Any) -> None:
         labels |= {"owner": self._owner, "external_id": grant.external_id, "fence": grant.fence}
-        self._runner.locks._emit(what, self._kind, grant.permits, **labels)
+        self._locks._emit(what, self._kind, grant.permits, **labels)
 
     def _on_lost(self, grant: Grant, lost: LostEvent) -> None:
         self._emit("lost", grant, error=self._lost_error(grant, lost))

@@ -11,8 +11,7 @@ from sqlalchemy_locks import semaphore
 from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.core.side_pool import SidePool
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.facade.host import LockHost
-from sqlalchemy_locks.facade.permit_runner import ROW_TIMEOUT
+from sqlalchemy_locks.facade.host import ROW_TIMEOUT, LockHost
 from sqlalchemy_locks.facade.run import OperationRunner
 from sqlalchemy_locks.runtime.renewal_timers import RenewalTask, RenewalThread
 from sqlalchemy_locks.semaphore.renew_batch import renew_batch

@@ -44,19 +44,13 @@ class Locks(LockHost):
     :param bind: an ``Engine``, or a ``sessionmaker`` bound to one: its class and options are then those of
         ``held.session``.
     :param owner: stored with what is acquired; by default made of the host, the process and a nonce.
-    :param durable_release: ``False`` has PostgreSQL answer the release of a lease before it is flushed to disk, which
-        saves the wait for the disk. A crash of the server can lose such a release, and nothing else: the permits are
-        then held until their ``ttl``. It applies to blocks and to ``release(grant)``, where there is a ``ttl``; other
-        releases, acquisitions, and other engines flush as they do otherwise.
 
     >>> locks = sl.Locks(engine)
     >>> with locks.exclusive("invoice:42", timeout=5) as held:
     ...     held.session.add(Payment(invoice=42))
     """
 
-    def __init__(
-        self, bind: Engine | sessionmaker[Any], *, owner: str | None = None, durable_release: bool = True
-    ) -> None:
+    def __init__(self, bind: Engine | sessionmaker[Any], *, owner: str | None = None) -> None:
         from sqlalchemy.orm import sessionmaker
 
         maker = bind if isinstance(bind, sessionmaker) else sessionmaker(bind)
@@ -72,7 +66,7 @@ class Locks(LockHost):
                 "transaction, between checkouts: use another pool, and on SQLite a file instead of :memory:"
             )
         replace_pool_in_forks(engine)
-        super().__init__(engine, maker, owner, durable_release)
+        super().__init__(engine, maker, owner)
         self._mutex = Mutexes(self)
         self._semaphores = Semaphores(self)
 
@@ -207,7 +201,7 @@ class Locks(LockHost):
             row in whole seconds.
         :return: a :class:`~sqlalchemy_locks.Grant`, acquired.
         :raises LockTimeout: when there was no room in time; its ``holders`` are then those of the permits, unless
-            ``timeout`` is 0.
+            ``timeout`` is 0. Also, and at any time, when more is asked for than a capacity, unless that is 0.
         :raises OutcomeUnknown: when the connection died, and so did those of three more attempts; it names the id.
         :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again.
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
@@ -320,7 +314,7 @@ class Locks(LockHost):
             alone, however long it is.
         :param alive: receives owners, up to 800 in one call and each only once, and returns those that are alive. When
             it raises, nothing of dead owners is released. ``AsyncLocks`` takes a coroutine function, too.
-        :return: how many requests were released, with the permits, if there are any, that belong to no request.
+        :return: how many requests were released.
 
         A lease that is renewed meanwhile stays, and so does a request that is locked by its release, or by a
         ``guarded`` write. An ``acquire`` that finds no room releases what has expired by itself, without any sweep.

@@ -55,11 +55,6 @@ def _until_none(make: Callable[[], Operation[Any]]) -> Callable[[Semaphores, Ali
     return run
 
 
-def _once(make: Callable[[], Operation[Any]]) -> Callable[[Semaphores, Alive | None], int]:
-    """As :func:`_until_none`, of a clean-up that is done in one call."""
-    return lambda semaphores, alive: semaphores.locks._run(make()) or 0
-
-
 def _expire_tasks() -> Operation[Any]:
     from sqlalchemy_locks.captures.state_transition import StateTransition  # not loaded before it is needed
 
@@ -71,8 +66,8 @@ TASKS = (
     MaintenanceTask("orphans", 300, lambda semaphores, alive: semaphores.sweep(DAY, alive)),
     MaintenanceTask("requests", 4 * 3600, _until_none(lambda: semaphore.clean(older_than=7 * DAY))),
     MaintenanceTask("leases", DAY, _until_none(lambda: semaphore.clean_leases(older_than=7 * DAY))),
-    MaintenanceTask("history", DAY, _once(lambda: semaphore.clean_history(older_than=30 * DAY))),
-    MaintenanceTask("keys", DAY, _once(lock.vacuum)),
+    MaintenanceTask("history", DAY, _until_none(lambda: semaphore.clean_history(older_than=30 * DAY))),
+    MaintenanceTask("keys", DAY, _until_none(lock.vacuum)),
 )
 
 

@@ -14,10 +14,9 @@ from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.facade.lease_renewal import LeaseTimers
-from sqlalchemy_locks.facade.permit_runner import PermitRunner
 from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
 from sqlalchemy_locks.semaphore.statements import BATCH
-from sqlalchemy_locks.semaphore.sweep import end_orphans, overdue_requests, owned_requests, release_unchanged, stale_age
+from sqlalchemy_locks.semaphore.sweep import owned_requests, release_unchanged
 from sqlalchemy_locks.values import Grant, Released
 
 Alive = Callable[[list[str]], Iterable[str]]
@@ -36,7 +35,6 @@ class Semaphores:
 
     def __init__(self, locks: LockHost) -> None:
         self.locks = locks
-        self.permits = PermitRunner(locks)
         #: what renews the leases of blocks
         self.timers = LeaseTimers(locks)
 
@@ -50,32 +48,29 @@ class Semaphores:
     ) -> Grant:
         owner = self.locks.owner if owner is None else owner
         request = semaphore.acquire(permits, external_id=external_id, owner=owner, ttl=ttl)
-        return SemaphoreWaiter(self.permits, request, timeout_seconds(timeout), known=external_id is not None).wait()
+        return SemaphoreWaiter(self.locks, request, timeout_seconds(timeout), known=external_id is not None).wait()
 
     def release(self, external_id: str | Grant) -> Released:
-        released: Released = self.permits.run_release(semaphore.release(external_id), external_id)
+        released: Released = self.locks._run_on_request(semaphore.release(external_id))
         if released is Released.RELEASED and self.locks._has_listeners:
             self._emit("released", external_id)
         return released
 
     def renew(self, external_id: str | Grant) -> bool:
-        renewed = bool(self.permits.run_on_request(semaphore.renew(external_id)))
+        renewed = bool(self.locks._run_on_request(semaphore.renew(external_id)))
         if not renewed:
             self._emit("lost", external_id)
         return renewed
 
     def sweep(self, stale_after: float | timedelta | None, alive: Alive | None) -> int:
         check_alive(alive)
-        age = stale_age(stale_after)
+        overdue, run = semaphore.sweep(stale_after=stale_after), self.locks._run
         dead = [] if alive is None else self._requests_of_dead_owners(alive)
         swept: int = 0
-        after = 0
-        while requests := self.permits.run(overdue_requests(age, after)):
-            swept += self.permits.run(release_unchanged(requests))
-            after = requests[-1][0]
+        while released := run(overdue):
+            swept += released
         for start in range(0, len(dead), BATCH):
-            swept += self.permits.run(release_unchanged(dead[start : start + BATCH]))
-        swept += self.permits.run(end_orphans())
+            swept += run(release_unchanged(dead[start : start + BATCH]))
         if swept:
             self.locks._emit("swept", "semaphore", (), count=swept)
         return swept
@@ -84,8 +79,8 @@ class Semaphores:
         verdicts: dict[str, bool] = {}
         dead: list[tuple[Any, ...]] = []
         after = 0
-        while found := self.permits.run(owned_requests(after)):
-            unknown = sorted({owner for _, _, owner in found} - verdicts.keys())
+        while requests := self.locks._run(owned_requests(after)):
+            unknown = sorted({owner for _, _, owner in requests} - verdicts.keys())
             if unknown:
                 answer: Any = alive(unknown)
                 if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
@@ -96,8 +91,8 @@ class Semaphores:
                 if not all(isinstance(each, str) for each in living):
                     raise TypeError(f"alive returns those of the given owners that are alive, not {answer!r}")
                 verdicts |= {owner: owner in living for owner in unknown}
-            dead += [(request, renewed_at) for request, renewed_at, owner in found if not verdicts[owner]]
-            after = found[-1][0]
+            dead += [(request, renewed_at) for request, renewed_at, owner in requests if not verdicts[owner]]
+            after = requests[-1][0]
         return dead
 
     def _emit(self, what: str, request: str | Grant) -> None:

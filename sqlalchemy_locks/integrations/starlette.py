@@ -38,8 +38,7 @@ _log = logging.getLogger("sqlalchemy_locks")
 class StarletteLocks(AsyncLocks):
     """The ``AsyncLocks`` of an app, with a lifespan.
 
-    :param bind: :param owner: :param durable_release: as for :class:`~sqlalchemy_locks.AsyncLocks`; the engine stays
-        open.
+    :param bind: :param owner: as for :class:`~sqlalchemy_locks.AsyncLocks`; the engine stays open.
     :param alive: returns which owners are alive, for the sweep; as for ``AsyncLocks.maintenance``.
     :param maintain_every: how often to check whether maintenance is due, in seconds or as a ``timedelta``; ``None``
         turns it off, where something else runs it.
@@ -53,11 +52,10 @@ class StarletteLocks(AsyncLocks):
         bind: AsyncEngine | async_sessionmaker[Any],
         *,
         owner: str | None = None,
-        durable_release: bool = True,
         alive: Alive | AsyncAlive | None = None,
         maintain_every: float | timedelta | None = 60,
     ) -> None:
-        super().__init__(bind, owner=owner, durable_release=durable_release)
+        super().__init__(bind, owner=owner)
         if maintain_every is not None:
             bounded_seconds(maintain_every, "maintain_every", zero=False)
         self._alive, self._maintain_every = alive, maintain_every

@@ -8,27 +8,13 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy_locks._validation import is_coroutine_function
 
 T = TypeVar("T")
 P = ParamSpec("P")
-
-
-@contextlib.contextmanager
-def _manager() -> Iterator[None]:
-    yield
-
-
-@contextlib.asynccontextmanager
-async def _async_manager() -> AsyncIterator[None]:
-    yield
-
-
-#: the classes of what contextlib.contextmanager makes have no public names
-_MANAGERS = type(_manager()), type(_async_manager())
 
 
 def check_plain(function: Any, what: str) -> None:
@@ -59,7 +45,7 @@ def in_block(
     @functools.wraps(function)
     def within(*args: P.args, **kwargs: P.kwargs) -> T:
         with block():
-            return check_done(function(*args, **kwargs), what)
+            return function(*args, **kwargs)
 
     return within
 
@@ -91,22 +77,6 @@ def when_due(due: Callable[[], bool], what: str) -> Callable[[Callable[P, T]], C
         return run
 
     return decorate
-
-
-def check_done(result: T, what: str) -> T:
-    """Refuse a result whose code has still to run, from a wrapper that looks like a plain function.
-
-    :raises TypeError: for what has to be awaited, a generator, and what ``contextlib.contextmanager`` makes.
-    """
-    if isinstance(result, _MANAGERS) or inspect.isgenerator(result) or inspect.isasyncgen(result):
-        kind = "runs when the lock is released already: use a with block inside it"
-    elif inspect.isawaitable(result):
-        kind = "has to be awaited, when the lock is released already: use AsyncLocks, on the async function itself"
-        if inspect.iscoroutine(result):
-            result.close()
-    else:
-        return result
-    raise TypeError(f"{what} decorates a function that returned {result!r}, which {kind}")
 
 
 def _check(function: Any, what: str) -> None:

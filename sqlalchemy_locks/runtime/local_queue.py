@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 from weakref import WeakSet
 
@@ -45,14 +45,6 @@ class LocalQueues:
         """Return a ticket for the queue of a key; it takes its position with the first :meth:`Ticket.wait`."""
         # a future wakes tasks of its own event loop only
         return Ticket(self, (key, asyncio.get_running_loop() if self.asynchronous else None))
-
-    def first_occupied(self, keys: Iterable[Any]) -> Any:
-        """Return the first of the keys whose queue has a ticket in it, or ``None``."""
-        loop = asyncio.get_running_loop() if self.asynchronous else None
-        for key in keys:
-            if (key, loop) in self.front:
-                return key
-        return None
 
     @contextlib.contextmanager
     def spare_connection(self, pool: Any) -> Iterator[bool]:

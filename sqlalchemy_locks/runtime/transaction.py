@@ -130,10 +130,6 @@ class ShortTransaction:
                 return FAILED
         return None
 
-    def disconnected(self) -> bool:
-        """Return whether the connection is known to be dead, without asking the server."""
-        return self.connection.invalidated or self.backend.server_closed(self.connection)
-
     def close_inside(self) -> None:
         """Roll back inside the block, whose session is being closed."""
         if self.loss() is None:

@@ -63,20 +63,11 @@ def _use(context: BuildContext, *, of_one: bool = False) -> Any:
         func.count(per.c.permit_request_id).label("holders"),
         func.min(per.c.permit_request_id).label("oldest"),
     )
-    columns: list[Any] = [sem.c.capacity, sem.c.on_demand]
-    exists = sem.c.capacity.is_not(None)
     each: Any = select(sem.c.id, *sums).select_from(sem.outerjoin(per, held)).group_by(sem.c.id)
     if of_one:
         return each.where(sem.c.name == _NAME)
-    if not context.backend.partial_indexes:
-        # released permits are in the index, too, and are many more: read the part of each semaphore that is held
-        return each.add_columns(*(func.min(column).label(column.name) for column in columns)).where(exists)
-    of_all: Any = (
-        select(per.c.semaphore_id, *sums).where(per.c.state == HELD_STATE).group_by(per.c.semaphore_id).subquery()
-    )
-    counts = (func.coalesce(of_all.c[name], 0, type_=BigInteger()).label(name) for name in ("used", "holders"))
-    joined = sem.outerjoin(of_all, of_all.c.semaphore_id == sem.c.id)
-    return select(sem.c.id, *counts, of_all.c.oldest, *columns).select_from(joined).where(exists)
+    columns: list[Any] = [sem.c.capacity, sem.c.on_demand]
+    return each.add_columns(*columns).group_by(*columns).where(sem.c.capacity.is_not(None))
 
 
 class Usage(ReadSemaphores):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Boolean, Row, Text, bindparam, literal, literal_column, select
+from sqlalchemy import Boolean, Row, Text, bindparam, literal, select
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 
@@ -24,8 +24,6 @@ from sqlalchemy_locks.sql.elements import LockFunction
 from sqlalchemy_locks.values import Grant, Released
 
 _ARGUMENTS = (bindparam("external_id", type_=Text()), bindparam("token", type_=Text()), WAIT)
-#: for the rest of the transaction, which is that of the release alone
-_UNTIL_COMMIT: Any = literal_column("set_config('synchronous_commit', 'off', true)")
 
 
 def _lock_own_request(execution: Execution, sql: Statements) -> Row[Any] | None:
@@ -35,22 +33,7 @@ def _lock_own_request(execution: Execution, sql: Statements) -> Row[Any] | None:
 
 
 class ReleasePermits(SemaphoreImpl):
-    """Ends a request.
-
-    :param durable: flushed before it is answered, where the engine leaves the choice.
-    """
-
     name = "semaphore.release"
-
-    def __init__(self, *, durable: bool = True) -> None:
-        super().__init__()
-        self._durable = durable
-
-    def repeatable(self, operation: Operation[Any]) -> bool:
-        return not operation._values["once"]
-
-    def select_call(self, call: LockFunction) -> Executable:
-        return select(call) if self._durable else select(call, _UNTIL_COMMIT)
 
     def call(self) -> LockFunction:
         return LockFunction("semaphore_release", *_ARGUMENTS, type_=Text())
@@ -132,12 +115,12 @@ class RenewRequest(SemaphoreImpl):
         return request is not None and execution.execute(sql.renew_request, {"row_id": request.id}).rowcount == 1
 
 
-_RELEASE, _RELEASE_UNFLUSHED, _RENEW = ReleasePermits(), ReleasePermits(durable=False), RenewRequest()
+_RELEASE, _RENEW = ReleasePermits(), RenewRequest()
 _WITHDRAW, _ABANDON, _FORGET = WithdrawRequest(), AbandonRequest(), ForgetRequest()
 
 
-def _values(request: str | Grant, *, once: bool = False) -> dict[str, Any]:
-    return {"external_id": external_id_of(request), "token": token_of(request), "once": once}
+def _values(request: str | Grant) -> dict[str, Any]:
+    return {"external_id": external_id_of(request), "token": token_of(request)}
 
 
 @shaped(select(literal(Released.RELEASED)))
@@ -163,25 +146,9 @@ def release(external_id: str | Grant) -> Operation[Any]:
     return Operation(_RELEASE, _values(external_id))
 
 
-def release_once(grant: Grant) -> Operation[Any]:
-    """Return the release at the end of a block; a lost reply is ``OutcomeUnknown``."""
-    return Operation(_RELEASE, _values(grant, once=True))
-
-
-def abandon(grant: Grant, *, once: bool) -> Operation[Any]:
-    """Return the release at the end of a block that raised, whose id can then be granted again.
-
-    :param once: a lost reply is ``OutcomeUnknown``.
-    """
-    return Operation(_ABANDON, _values(grant, once=once))
-
-
-def unflushed(release: Operation[Any]) -> Operation[Any]:
-    """Return the same release, answered before it is flushed on PostgreSQL: a crash of the server may lose it.
-
-    Never in a transaction that does anything else, as all of it would be committed so.
-    """
-    return Operation(_RELEASE_UNFLUSHED, release._values)
+def abandon(grant: Grant) -> Operation[Any]:
+    """Return the release at the end of a block that raised, whose id can then be granted again."""
+    return Operation(_ABANDON, _values(grant))
 
 
 def withdraw(external_id: str) -> Operation[Any]:

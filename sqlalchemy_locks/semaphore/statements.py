@@ -112,7 +112,6 @@ class Statements:
     read_overdue: Executable
     read_owned: Executable
     lock_unreleased: Executable
-    read_orphans: Executable
     read_instant: Executable
     read_released: Executable
     lock_released: Executable
@@ -219,11 +218,6 @@ def statements(tables: Tables, *, stale_reads: bool) -> Statements:
         # not "= 'ACQUIRED'", for which an index on states may be chosen, and every request that is held be locked
         .where(req.c.id.in_(_ROW_IDS), req.c.state != _RELEASED_STATE)
         .with_for_update(skip_locked=True),
-        read_orphans=select(per.c.id, req.c.id.label("request_id"))
-        .select_from(per.join(sem, held_of_semaphore).outerjoin(req, req.c.id == per.c.permit_request_id))
-        .where(per.c.id > _AFTER, or_(req.c.id.is_(None), req.c.state != HELD_STATE))
-        .order_by(per.c.id)
-        .limit(BATCH),
         read_instant=select(PlusSeconds(Now(), bindparam("seconds", type_=Float()))),
         read_released=released_request.where(req.c.updated_at <= _CUTOFF).order_by(req.c.updated_at).limit(BATCH),
         lock_released=released_request.where(req.c.id.in_(_ROW_IDS)).with_for_update(skip_locked=True),

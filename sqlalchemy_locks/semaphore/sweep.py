@@ -13,7 +13,7 @@ from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.typing import INT_ROW, shaped
 from sqlalchemy_locks.semaphore.base import SemaphoreImpl, reads_snapshot, release_unchanged_requests
-from sqlalchemy_locks.semaphore.statements import BATCH, Statements
+from sqlalchemy_locks.semaphore.statements import Statements
 
 #: before any timestamp
 _NEVER = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -23,18 +23,6 @@ _DAY = 86400
 class BatchImpl(SemaphoreImpl):
     def multi_statement_reason(self, context: BuildContext) -> str:
         return "since it reads, decides, and then writes what is still unchanged"
-
-
-class OverdueRequests(BatchImpl):
-    """Reads a batch of requests that have expired, are stale, or have no permit left, each with its last renewal."""
-
-    name = "semaphore.overdue_requests"
-    writes = False
-
-    def run_statements(self, execution: Execution, sql: Statements) -> list[tuple[Any, ...]]:
-        cutoff = _cutoff(execution, sql, "stale_after")
-        rows = execution.execute(sql.read_overdue, {"after": execution.values["after"], "cutoff": cutoff})
-        return [tuple(row) for row in rows]
 
 
 class OwnedRequests(BatchImpl):
@@ -56,32 +44,19 @@ class ReleaseUnchanged(BatchImpl):
         return release_unchanged_requests(execution, sql, execution.values["requests"])
 
 
-class EndOrphans(BatchImpl):
-    """Ends the permits that are held under a request that was released or doesn't exist: rows changed by hand."""
+class Sweep(BatchImpl):
+    """Releases a batch of requests that have expired, are stale, or have no permit left."""
 
-    name = "semaphore.end_orphans"
-
-    def run_statements(self, execution: Execution, sql: Statements) -> int:
-        after, ended = 0, 0
-        while orphans := execution.execute(sql.read_orphans, {"after": after}).all():
-            for permit in orphans:
-                # neither can ever be held again, so there is nothing to verify again; clean() would never find
-                # the one without a request
-                end = sql.delete_permit if permit.request_id is None else sql.release_permit
-                execution.execute(end, {"row_id": permit.id})
-            after, ended = orphans[-1].id, ended + len(orphans)
-        return ended
-
-
-class Sweep(EndOrphans):
     name = "semaphore.sweep"
 
     def run_statements(self, execution: Execution, sql: Statements) -> int:
-        values, swept = {"cutoff": _cutoff(execution, sql, "stale_after"), "after": 0}, 0
+        values = {"cutoff": _cutoff(execution, sql, "stale_after"), "after": 0}
         while overdue := execution.execute(sql.read_overdue, values).all():
-            swept += release_unchanged_requests(execution, sql, [(row.id, row.renewed_at) for row in overdue])
-            values["after"] = overdue[-1].id
-        return swept + super().run_statements(execution, sql)
+            requests = [(row.id, row.renewed_at) for row in overdue]
+            if swept := release_unchanged_requests(execution, sql, requests):
+                return swept
+            values["after"] = overdue[-1].id  # all of these are locked by others, or were renewed meanwhile
+        return 0
 
 
 class Clean(BatchImpl):
@@ -142,19 +117,8 @@ def _cutoff(execution: Execution, sql: Statements, age: str) -> Any:
     return _NEVER if seconds is None else execution.execute(sql.read_instant, {"seconds": -seconds}).scalar()
 
 
-_OVERDUE, _OWNED, _RELEASE, _ORPHANS, _SWEEP = (
-    OverdueRequests(),
-    OwnedRequests(),
-    ReleaseUnchanged(),
-    EndOrphans(),
-    Sweep(),
-)
+_OWNED, _RELEASE, _SWEEP = OwnedRequests(), ReleaseUnchanged(), Sweep()
 _CLEAN, _CLEAN_LEASES, _CLEAN_HISTORY = Clean(), CleanLeases(), CleanHistory()
-
-
-def overdue_requests(stale_after: float | None, after: int) -> Operation[Any]:
-    """Read one batch, for a sweep that releases each in a transaction of its own. :param after: the last row id."""
-    return Operation(_OVERDUE, {"stale_after": stale_after, "after": after})
 
 
 def owned_requests(after: int) -> Operation[Any]:
@@ -167,31 +131,21 @@ def release_unchanged(requests: list[tuple[Any, ...]]) -> Operation[Any]:
     return Operation(_RELEASE, {"requests": requests})
 
 
-def end_orphans() -> Operation[Any]:
-    """End the permits that belong to no request that is held; the value is how many they were."""
-    return Operation(_ORPHANS, {})
-
-
 @shaped(INT_ROW)
 def sweep(*, stale_after: float | timedelta | None = None) -> Operation[Any]:
-    """Release what has expired, what is stale, and what a crash left half released.
+    """Release what has expired, and what is stale: one batch of at most 800 requests.
 
     :param stale_after: what was acquired without a time to live, and neither renewed nor released for that long, in
         seconds or as a ``timedelta``, is released; ``None``: only what has expired. What has a time to live is
         judged by that alone, however long it is.
-    :return: how many requests were released, with the permits, if there are any, that belong to no request.
-
-    ``locks.sweep()`` does it in transactions of its own, batch by batch, and can ask whether owners are alive.
+    :return: how many requests were released. Run it again, each time in a transaction of its own, until that is 0;
+        ``locks.sweep()`` does so, and can ask whether owners are alive.
 
     >>> session.scalar(sl.semaphore.sweep())
     0
     """
-    return Operation(_SWEEP, {"stale_after": stale_age(stale_after)})
-
-
-def stale_age(after: float | timedelta | None) -> float | None:
-    """Return a ``stale_after`` argument in seconds, validated."""
-    return None if after is None else bounded_seconds(after, "stale_after", zero=False)
+    age = None if stale_after is None else bounded_seconds(stale_after, "stale_after", zero=False)
+    return Operation(_SWEEP, {"stale_after": age})
 
 
 @shaped(INT_ROW)
@@ -238,6 +192,3 @@ def clean_history(*, older_than: float | timedelta = 30 * _DAY) -> Operation[Any
     0
     """
     return Operation(_CLEAN_HISTORY, {"older_than": bounded_seconds(older_than, "older_than")})
-
-
-__all__ = ["BATCH", "clean", "clean_history", "clean_leases", "sweep"]

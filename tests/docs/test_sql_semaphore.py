@@ -9,7 +9,6 @@ import pytest
 from sqlalchemy import create_engine, event
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.semaphore.release import unflushed
 from tests.conftest import PLAIN, Servers, install
 from tests.docs.pages import ROOT, Block, blocks
 from tests.docs.test_sql import dialect, executed, plain, spelt_out, statements
@@ -20,7 +19,6 @@ BLOCKS = [*blocks(ROOT / "docs" / "semaphore.md"), *blocks(ROOT / "docs" / "leas
 SHOWN: dict[str, sl.Operation[Any]] = {
     "semaphore.acquire": sl.semaphore.acquire({"backup-slots": 1}, external_id="job-2", owner="web-1"),
     "semaphore.release": sl.semaphore.release("job-1"),
-    "unflushed": unflushed(sl.semaphore.release("job-1")),
 }
 
 

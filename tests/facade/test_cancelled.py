@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
@@ -32,30 +32,12 @@ async def in_a_block(locks: sl.AsyncLocks, name: str) -> None:
         raise AssertionError("it was had")
 
 
-async def in_a_bounded_block(locks: sl.AsyncLocks, name: str) -> None:
-    async with locks.exclusive(name, timeout=600):
-        raise AssertionError("it was had")
-
-
 async def in_a_shared_block(locks: sl.AsyncLocks, name: str) -> None:
     async with locks.shared(name):
         raise AssertionError("it was had")
 
 
-async def decorated(locks: sl.AsyncLocks, name: str) -> None:
-    @locks.exclusive(name)
-    async def work() -> None:
-        raise AssertionError("it was had")
-
-    await work()
-
-
-BLOCKS: dict[str, Wait] = {
-    "exclusive": in_a_block,
-    "bounded": in_a_bounded_block,
-    "shared": in_a_shared_block,
-    "decorated": decorated,
-}
+BLOCKS: dict[str, Wait] = {"exclusive": in_a_block, "shared": in_a_shared_block}
 
 
 async def by_cancel(task: asyncio.Task[Any], rounds: Callable[[], int] = lambda: 0) -> None:
@@ -275,33 +257,6 @@ def test_cancelled_wait_in_the_local_queue(servers: Any, watch: Callable[[str], 
 
 
 @pytest.mark.parametrize("which", ASYNC)
-def test_task_cancelled_inside_a_block(servers: Any, which: str) -> None:
-    name, driver = ASYNC[which]
-
-    async def main() -> None:
-        key = unused()
-        entered = asyncio.Event()
-
-        async def work() -> None:
-            async with locks.exclusive(key) as held:
-                await held.session.execute(text("SELECT 1"))
-                entered.set()
-                await asyncio.Event().wait()
-
-        async with async_connected(installed(servers, name, driver)) as engine:
-            locks = sl.AsyncLocks(engine)
-            task = asyncio.create_task(work())
-            async with _limit():
-                await entered.wait()
-                await by_cancel(task)
-                async with locks.exclusive(key):
-                    pass
-            assert held_by_whom(engine) == 0
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("which", ASYNC)
 def test_cancelled_at_every_await(servers: Any, which: str) -> None:
     """A task that acquires locks in a loop is cancelled after each number of steps of the event loop."""
     name, driver = ASYNC[which]
@@ -329,62 +284,6 @@ def test_cancelled_at_every_await(servers: Any, which: str) -> None:
                 assert held_by_whom(engine) == 0
             async with locks.exclusive(key, timeout=PATIENCE):
                 pass
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("which", ["postgresql15/asyncpg", "postgresql15/psycopg", "mysql/aiomysql", "mysql/asyncmy"])
-def test_cancelled_wait_for_a_semaphore(servers: Any, which: str) -> None:
-    name, driver = ASYNC[which]
-
-    async def main() -> None:
-        room = unused("room")
-        async with async_connected(installed(servers, name, driver), pool_size=2, max_overflow=0) as engine:
-            locks = sl.AsyncLocks(engine)
-            await locks.run(sl.semaphore.create(room, capacity=1))
-            grant = await locks.acquire({room: 1})
-            async with _limit():
-                for steps in (3, 30, 300):
-                    task = asyncio.create_task(locks.acquire({room: 1}))
-                    for _ in range(steps):
-                        await asyncio.sleep(0)
-                    await by_cancel(task)
-                await locks.release(grant)
-                await locks.release(await locks.acquire({room: 1}))
-            assert held_by_whom(engine) == 0
-
-    asyncio.run(main())
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="asyncio.timeout and TaskGroup are of Python 3.11")
-def test_asyncio_timeouts_and_task_groups(servers: Any, watch: Callable[[str], Watch]) -> None:
-    server = watch("postgresql15")
-
-    async def main() -> None:
-        key = unused()
-        url = installed(servers, "postgresql15", "asyncpg")
-
-        async def fail() -> None:
-            await became(lambda: server.waiting() > 0)
-            raise RuntimeError("another task's")
-
-        async with async_connected(url, pool_size=2, max_overflow=0) as engine, async_connected(url) as other:
-            locks = sl.AsyncLocks(engine)
-            async with sl.AsyncLocks(other).exclusive(key):
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(None) as limit, asyncio.TaskGroup() as group:
-                        group.create_task(in_a_block(locks, key))
-                        await became(lambda: server.waiting() > 0)
-                        limit.reschedule(0)
-                with pytest.raises(BaseException, match="unhandled errors in a TaskGroup"):
-                    async with asyncio.TaskGroup() as group:
-                        for _ in range(3):
-                            group.create_task(in_a_block(locks, key))
-                        group.create_task(fail())
-                assert held_by_whom(engine) == 0
-            async with _limit(), locks.exclusive(key):
-                pass
-            assert held_by_whom(engine) == 0
 
     asyncio.run(main())
 

@@ -127,55 +127,6 @@ def test_transaction_replaced_by_another(noting: Any, which: str, statement: str
     assert written(engine) == [1]
 
 
-@pytest.mark.parametrize("which", SYNC)
-def test_commit_of_the_connection(noting: Any, which: str) -> None:
-    engine, key = noting(which), unused()
-    with losing(sl.Locks(engine), key, SAID) as held:
-        held.session.execute(write(1))
-        held.session.connection().commit()
-        assert held.lost
-        with pytest.raises(sl.LockLost, match=SAID):
-            held.check()
-    assert written(engine) == [1]
-
-
-@pytest.mark.parametrize("which", [which for which in SYNC if which not in INNODB])
-def test_ddl_where_it_commits_nothing(noting: Any, which: str) -> None:
-    engine, key = noting(which), unused()
-    with pytest.raises(ZeroDivisionError), sl.Locks(engine).exclusive(key) as held:
-        held.session.execute(text("CREATE TEMPORARY TABLE passing (id INTEGER)"))
-        held.session.execute(text("ALTER TABLE ended ADD COLUMN another INTEGER"))
-        assert not free(engine, key)
-        raise ZeroDivisionError
-    assert written(engine) == []
-
-
-@pytest.mark.parametrize("which", SYNC)
-def test_rollback_to_a_savepoint(noting: Any, which: str) -> None:
-    engine = noting(which)
-    with sl.Locks(engine).exclusive(unused()) as held:
-        held.session.execute(write(1))
-        with held.session.begin_nested() as nested:
-            held.session.execute(write(2))
-            nested.rollback()
-        held.session.execute(text("SAVEPOINT mine"))
-        held.session.execute(write(3))
-        held.session.execute(text("ROLLBACK TO SAVEPOINT mine"))
-        held.session.execute(write(4))
-    assert written(engine) == [1, 4]
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-def test_several_statements_in_one_text(noting: Any, driver: str) -> None:
-    engine, key = noting(f"postgresql15/{driver}"), unused()
-    with losing(sl.Locks(engine), key, SAID) as held:
-        held.session.execute(text("INSERT INTO ended VALUES (1); COMMIT; INSERT INTO ended VALUES (2)"))
-        assert held.lost
-        with pytest.raises(sl.LockLost, match=SAID):
-            held.session.execute(write(3))
-    assert written(engine) == [1, 2]
-
-
 @pytest.mark.parametrize("case", ASYNC)
 def test_async_block_whose_transaction_ended(servers: Any, noting: Any, case: str) -> None:
     name, driver = ASYNC[case]

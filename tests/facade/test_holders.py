@@ -13,7 +13,6 @@ from sqlalchemy import Connection, Engine, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from tests.conftest import install
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import (
     ASYNC,
@@ -73,20 +72,6 @@ def test_holders_and_waiters(engine_to: MakeEngine, watch: Callable[[str], Watch
         assert str(one.session) in str(one)
 
 
-@pytest.mark.parametrize("name", TOLD)
-def test_every_key_without_names(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
-    engine, key = engine_to(name), -(2**63) + 7
-    with closing(engine.connect()) as holder, closing(engine.connect()) as waiter:
-        waiting = contended(engine, watch(name), holder, waiter, key, False)
-        try:
-            found = [one for one in holders_of(engine) if one.key == key]
-        finally:
-            holder.rollback()
-        waiting.result(PATIENCE)
-        waiter.rollback()
-    assert [(one.name, one.mode) for one in found] == [(key, "exclusive")]
-
-
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql18", "mysql"])
 def test_uncontended_key_is_listed(engine_to: MakeEngine, name: str) -> None:
     engine, key = engine_to(name), unused()
@@ -114,31 +99,6 @@ def test_owner_is_the_application_name(engine_to: MakeEngine, name: str) -> None
         assert "billing" in str(one)
 
 
-def test_owner_is_the_program_name_on_mysql(engine_to: MakeEngine) -> None:
-    engine, key = engine_to("mysql", connect_args={"program_name": "billing"}), unused()
-    sl.Locks(engine).run(sl.lock.create(key))
-    with Session(engine) as session, session.begin():
-        session.execute(sl.lock.exclusive(key))
-        assert [one.owner for one in session.scalars(sl.lock.holders(key))] == ["billing"]
-
-
-@pytest.mark.parametrize("name", ["mysql", "mariadb"])
-def test_since_is_independent_of_the_session_time_zone(
-    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
-) -> None:
-    engine, key = engine_to(name, connect_args={"init_command": "SET time_zone = '+05:00'"}), unused()
-    with closing(engine.connect()) as holder, closing(engine.connect()) as waiter:
-        waiting = contended(engine, watch(name), holder, waiter, key, False)
-        try:
-            (one,) = holders_of(engine, key)
-        finally:
-            holder.rollback()
-        waiting.result(PATIENCE)
-        waiter.rollback()
-    assert one.since is not None
-    assert abs(datetime.now(timezone.utc) - one.since) < timedelta(hours=1)
-
-
 @pytest.mark.parametrize(
     ("name", "sentence"),
     [
@@ -151,11 +111,6 @@ def test_unsupported_where_the_server_lists_no_locks(engine_to: MakeEngine, name
     with pytest.raises(sl.Unsupported, match=sentence) as refused:
         holders_of(engine_to(name), "a")
     assert "PostgreSQL" not in str(refused.value)  # a postgresql:// URL leads to YugabyteDB as well
-
-
-def test_unsupported_with_a_yugabytedb_url(engine_to: MakeEngine) -> None:
-    with pytest.raises(sl.Unsupported, match="on YugabyteDB, where no table of the server lists them"):
-        holders_of(engine_to("yugabytedb", "yugabytedb"), "a")
 
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb"])
@@ -193,24 +148,6 @@ def test_async_holders(servers: Any, which: str) -> None:
                 assert [one.name for one in found] == ([] if name == "mariadb" else [key])
 
     asyncio.run(main())
-
-
-@pytest.mark.parametrize("name", ["", "a\0b", True, 2**63, None])
-def test_bad_names_are_refused(name: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        sl.lock.holders(name)
-
-
-def test_translated_schema(engine_to: MakeEngine, servers: Any) -> None:
-    """The view of held keys is read from the schema that it was moved to."""
-    url = servers.fresh("postgresql15", "psycopg")
-    install(url, schema="mine")
-    with connected(url, execution_options={"schema_translate_map": {"lock": "mine"}}) as engine:
-        key = unused()
-        with sl.Locks(engine).exclusive(key):
-            assert [one.name for one in holders_of(engine, key)] == [key]
-    with connected(url) as engine, pytest.raises(sl.NotInstalled):
-        holders_of(engine, "a")
 
 
 def test_other_role_sees_only_that_it_is_held(engine_to: MakeEngine, servers: Any) -> None:

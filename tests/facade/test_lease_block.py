@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import logging
 import pickle
@@ -17,7 +16,6 @@ from sqlalchemy import (
     Engine,
     Integer,
     MetaData,
-    NullPool,
     Table,
     Text,
     event,
@@ -25,18 +23,15 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.facade import permit_runner
+from sqlalchemy_locks.facade import host
 from tests.conftest import Servers
 from tests.faults.drivers import clear, through_a_proxy
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.lease_faces import FACES, everywhere, grant_of, locks_of, lost
 from tests.fixtures.parties import (
-    ASYNC,
     PATIENCE,
-    async_connected,
     connected,
     installed,
     later,
@@ -120,15 +115,6 @@ def test_lease_in_itself_is_refused(name: str, engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_lease_of_larger_semaphore_is_refused(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    sem = made(engine, 2)
-    with pytest.raises(sl.Unsupported, match="is a semaphore of 2"), sl.Locks(engine).lease(sem):
-        pass
-    assert held(engine, sem) == 0
-
-
-@pytest.mark.parametrize("name", ENGINES)
 def test_wait_that_would_deadlock_is_refused(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     sem = made(engine, 3)
@@ -197,7 +183,7 @@ def test_loss_does_not_mask_error(engine_to: MakeEngine) -> None:
 def test_failed_release_is_logged(
     engine_to: MakeEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(permit_runner, "ROW_TIMEOUT", 0.2)
+    monkeypatch.setattr(host, "ROW_TIMEOUT", 0.2)
     engine = engine_to("postgresql15")
     lease = unused("lease")
     with caplog.at_level(logging.WARNING, "sqlalchemy_locks"), engine.connect() as keeper:
@@ -266,51 +252,6 @@ def test_lease_counts_permits_although_its_grant_is_repeated(name: str, servers:
                 locks.lease(lease, timeout=PATIENCE).__enter__()
             assert proxy.losses == 1
             assert held(direct, lease) == 0
-
-
-@pytest.mark.parametrize("place", ["postgresql15/asyncpg", "sqlite/aiosqlite"])
-@pytest.mark.parametrize("kind", ["lease", "exclusive"])
-def test_task_from_inside_ended_block_can_enter(place: str, kind: str, servers: Any) -> None:
-    """A task started inside a block inherits the block's context, and task ids are reused."""
-
-    async def use(engine: AsyncEngine) -> None:
-        locks, name = sl.AsyncLocks(engine), unused("lease")
-        block = getattr(locks, kind)
-
-        async def grandchild() -> None:
-            async with block(name, timeout=PATIENCE):
-                pass
-
-        async def child(go_on: asyncio.Event) -> None:
-            await go_on.wait()
-            await asyncio.create_task(grandchild())
-
-        async def parent(go_on: asyncio.Event) -> asyncio.Task[None]:
-            async with block(name, timeout=PATIENCE):
-                return asyncio.create_task(child(go_on))
-
-        for _ in range(20):
-            go_on = asyncio.Event()
-            task = await asyncio.create_task(parent(go_on))
-            go_on.set()
-            await task
-
-    async def main() -> None:
-        async with async_connected(installed(servers, *ASYNC[place])) as engine:
-            await use(engine)
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("kind", ["lease", "exclusive"])
-def test_reentry_is_refused_after_dispose(kind: str, engine_to: MakeEngine) -> None:
-    engine, name = engine_to("postgresql15", poolclass=NullPool), unused("lease")
-    locks = sl.Locks(engine)
-    block = getattr(locks, kind)
-    with block(name):
-        engine.dispose()
-        with pytest.raises(sl.ReentryError):
-            block(name, timeout=PATIENCE).__enter__()
 
 
 def test_copy_of_lease_is_the_grant(engine_to: MakeEngine) -> None:

@@ -21,7 +21,6 @@ from tests.fixtures.parties import (
     PATIENCE,
     Watch,
     async_connected,
-    connected,
     installed,
     until,
 )
@@ -44,35 +43,6 @@ def test_interrupted_exit_releases(name: str, engine_to: MakeEngine) -> None:
         armed.append(1)
     assert held(engine, lease) == 0
     until(lambda: not renewers())
-
-
-@pytest.mark.parametrize("place", ASYNC)
-def test_an_exit_waits_for_a_renewal_under_way(place: str, servers: Any) -> None:
-    """Its connection would be closed in the middle of a statement, which drivers log as an error."""
-    name, driver = ASYNC[place]
-
-    async def main() -> int:
-        async with async_connected(installed(servers, name, driver), pool_size=1) as engine:
-            begun, cancelled = asyncio.Event(), []
-
-            @event.listens_for(engine.sync_engine, "before_cursor_execute")
-            def slowly(conn: Any, cursor: Any, statement: str, *_: Any) -> None:
-                if "renewed_at" in statement and asyncio.current_task() is not holder and not begun.is_set():
-                    begun.set()
-                    try:
-                        await_only(asyncio.sleep(0.1))
-                    except asyncio.CancelledError:
-                        cancelled.append(statement)
-                        raise
-
-            holder = asyncio.current_task()
-            locks = sl.AsyncLocks(engine)
-            async with locks.lease(unused("lease"), ttl=3600):
-                due(locks)
-                await begun.wait()
-            return len(cancelled)
-
-    assert asyncio.run(main()) == 0
 
 
 @pytest.mark.parametrize("place", [place for place in ASYNC if not place.startswith("sqlite")])
@@ -117,35 +87,6 @@ def test_block_that_is_entered_while_the_last_renewal_is_cancelled_is_renewed(
                     await asyncio.sleep(0.01)
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
-
-
-@pytest.mark.parametrize("place", ASYNC)
-def test_cancelled_exit_releases(place: str, servers: Any) -> None:
-    name, driver = ASYNC[place]
-
-    async def main() -> str:
-        async with async_connected(installed(servers, name, driver)) as engine:
-            lease, armed = unused("lease"), list[int]()
-
-            @event.listens_for(engine.sync_engine, "checkout")
-            def cancel(*_: Any) -> None:
-                if armed:
-                    armed.pop()
-                    raise asyncio.CancelledError
-
-            async def work() -> None:
-                async with sl.AsyncLocks(engine).lease(lease, ttl=3600):
-                    armed.append(1)
-
-            task = asyncio.create_task(work())
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-            return lease
-
-    lease = asyncio.run(main())
-    with connected(installed(servers, name)) as plain:
-        assert held(plain, lease) == 0
 
 
 CANCELLED = {"postgresql15": "asyncpg", "mysql": "aiomysql"}

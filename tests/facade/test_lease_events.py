@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from typing import Any
 
@@ -11,8 +10,7 @@ from sqlalchemy import event
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, connected, installed
-from tests.fixtures.semaphores import ENGINES, EVERYWHERE, expire, made, unused
+from tests.fixtures.semaphores import ENGINES, expire, made, unused
 
 EVENTS = ("waited", "acquired", "released", "lost", "swept")
 
@@ -28,7 +26,7 @@ def shown(told: list[sl.LockEvent]) -> list[tuple[Any, ...]]:
     return [(one.event, one.kind, one.names) for one in told]
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", ENGINES)
 def test_events_of_block(name: str, engine_to: MakeEngine) -> None:
     engine, lease = engine_to(name), unused("lease")
     locks = sl.Locks(engine, owner="me")
@@ -43,17 +41,6 @@ def test_events_of_block(name: str, engine_to: MakeEngine) -> None:
     assert told[2].held is not None
     assert all(one.error is None for one in told)
     assert repr(grant.external_id) in str(told[1])
-
-
-def test_request_that_is_held_already_sends_no_event(engine_to: MakeEngine) -> None:
-    """A gauge of what is held is the difference of the blocks that were acquired and released."""
-    engine = engine_to("postgresql15")
-    sem, other = made(engine, 2), sl.Locks(engine)
-    told = hear(other)
-    with sl.Locks(engine).semaphore(sem, external_id=sem), pytest.raises(sl.RequestHeld):
-        with other.semaphore(sem, external_id=sem):
-            pass
-    assert told == []
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -108,7 +95,7 @@ def test_events_of_calls(name: str, engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.usefixtures("unhurried")
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", ENGINES)
 def test_timeout_names_holders(name: str, engine_to: MakeEngine) -> None:
     engine, sem = engine_to(name), made(engine_to(name), 3)
     locks = sl.Locks(engine)
@@ -133,49 +120,3 @@ def test_timeout_names_holders(name: str, engine_to: MakeEngine) -> None:
     assert gone.value.holders == ()
     for grant in (lasting.external_id, other):
         locks.release(grant)
-
-
-def test_timeout_without_connection_for_holders(engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15", pool_size=2, max_overflow=0, pool_timeout=PATIENCE)
-    sem = made(engine, 1)
-    locks = sl.Locks(engine)
-    grant = locks.acquire({sem: 1}, ttl=3600)
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def fail(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if "AS expires_at" in statement:
-            raise RuntimeError("it is asked for at a bad time")
-
-    with pytest.raises(sl.LockTimeout, match="had no room within 0.1 s$") as gone:
-        locks.acquire({sem: 1}, timeout=0.1)
-    assert gone.value.holders == ()
-    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-    locks.release(grant)
-
-
-@pytest.mark.usefixtures("unhurried")
-@pytest.mark.parametrize("place", ["postgresql15/asyncpg", "mysql/aiomysql", "sqlite/aiosqlite"])
-def test_async_events(place: str, servers: Any) -> None:
-    name, driver = ASYNC[place]
-
-    async def main() -> None:
-        with connected(installed(servers, name)) as plain:
-            async with async_connected(installed(servers, name, driver)) as engine:
-                locks, lease, sem = sl.AsyncLocks(engine), unused("lease"), made(plain, 1)
-                told = hear(locks)
-
-                grant = await locks.acquire({sem: 1}, owner="web-1", ttl=3600)
-                with pytest.raises(sl.LockTimeout, match="held by web-1") as gone:
-                    await locks.acquire({sem: 1}, timeout=0.2)
-                assert len(gone.value.holders) == 1
-                await locks.release(grant)
-                assert shown(told)[-1] == ("released", "semaphore", (sem,))
-                with pytest.raises(sl.LockLost):
-                    async with locks.lease(lease, ttl=3600) as mine:
-                        with plain.begin() as connection:
-                            expire(connection, mine)
-                        with pytest.raises(sl.LockLost):
-                            await mine.check()
-                assert [one.event for one in told][-2:] == ["lost", "released"]
-
-    asyncio.run(main())

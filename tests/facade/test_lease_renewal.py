@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -74,6 +75,19 @@ def test_thousand_leases_outlive_a_write_that_is_open_for_longer_than_their_ttl(
             assert connection.execute(sl.guarded(WRITE, grant_of(locked))).scalar_one() is False
             assert locked.lost.wait(2 * ttl)
             assert not any(map(lost, grants))
+
+
+def test_guarded_writes_back_to_back_lose_no_lease(engine_to: MakeEngine) -> None:
+    """The row is free for a moment only, again and again, which no batch hits in time."""
+    engine = engine_to("postgresql15")
+    NOTHING.create(engine, checkfirst=True)
+    with sl.Locks(engine).lease(unused("lease"), ttl=2) as grant:
+        end = time.monotonic() + 4
+        while time.monotonic() < end:
+            with engine.begin() as connection:
+                connection.execute(sl.guarded(WRITE, grant))
+                time.sleep(0.1)
+        assert not grant.lost
 
 
 def leave(blocks: list[Any]) -> None:

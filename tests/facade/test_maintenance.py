@@ -93,24 +93,6 @@ def test_failed_task_is_due_again_soon(engine: Engine, error: BaseException, mon
     assert held(engine, sem) == 0
 
 
-def test_late_failure_keeps_next_period(engine: Engine) -> None:
-    """A process whose task takes longer than its period, and then fails."""
-
-    def late(owners: list[str]) -> list[str]:
-        due_again(engine)
-        others.append(sl.Locks(engine).maintain().done["orphans"])
-        raise RuntimeError("too late")
-
-    others: list[int] = []
-    locks = sl.Locks(engine)
-    locks.acquire({made(engine, 1): 1}, owner="dead")
-    with pytest.raises(RuntimeError, match="too late"):
-        locks.maintain(alive=late)
-    assert others == [0]
-    later_by(engine, maintenance.RETRY_AFTER + 1)
-    assert "orphans" not in locks.maintain().done
-
-
 def later_by(engine: Engine, seconds: int) -> None:
     """Move the last run of each task into the past, so that tasks are due as if these seconds had passed."""
     with engine.begin() as connection:

@@ -19,7 +19,6 @@ from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.testing import Clock
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ENGINES, INNODB, PATIENCE, SERVERS, Watch, async_connected, installed, later, unused
@@ -116,83 +115,7 @@ def test_two_tasks_with_one_block(servers: Any, which: str) -> None:
     asyncio.run(main())
 
 
-def test_two_tasks_with_one_lease(servers: Any) -> None:
-    async def main() -> None:
-        async with async_connected(installed(servers, "postgresql15", "asyncpg")) as engine:
-            locks, name = sl.AsyncLocks(engine), unused("semaphore")
-            await locks.run(sl.semaphore.create(name, 2))
-            block = locks.semaphore(name, ttl=3600)
-
-            async def use() -> bool:
-                try:
-                    async with block as grant:
-                        await grant.check()
-                        return True
-                except sl.ReentryError:
-                    return False
-
-            assert sorted(await asyncio.gather(use(), use())) == [False, True]
-            assert [row.used for row in await locks.run(sl.semaphore.usage()) if row.name == name] == [0]
-
-    asyncio.run(main())
-
-
-# the result of a decorated function
-
-
-class Generator:
-    def __call__(self) -> Iterator[int]:
-        yield 1
-
-
-async def coroutine() -> int:
-    return 1
-
-
-@contextlib.contextmanager
-def manager() -> Iterator[None]:
-    yield
-
-
-@contextlib.asynccontextmanager
-async def async_manager() -> Any:
-    yield
-
-
-@pytest.mark.parametrize("make", ["exclusive", "shared", "lease"])
-@pytest.mark.parametrize("function", [manager, async_manager, Generator(), lambda: Generator()(), lambda: coroutine()])
-def test_function_that_runs_after_the_lock_is_refused(
-    engine_to: MakeEngine, make: str, function: Callable[[], Any]
-) -> None:
-    decorated = getattr(sl.Locks(engine_to("sqlite")), make)(unused())(function)
-    with pytest.raises(TypeError, match="when the lock is released already"):
-        decorated()
-
-
 # the listeners
-
-
-class Stop(BaseException): ...
-
-
-@pytest.mark.parametrize("what", ["waited", "acquired"])
-def test_exit_raised_by_a_listener_leaves_no_lock(engine_to: MakeEngine, what: str) -> None:
-    engine, name = engine_to("postgresql15", pool_size=1, max_overflow=0), unused()
-    locks = sl.Locks(engine)
-    locks.run(sl.semaphore.create(name, 1))
-
-    def stop(seen_events: sl.LockEvent) -> None:
-        raise Stop
-
-    event.listen(locks, what, stop)
-    for block in (locks.exclusive(name), locks.semaphore(name, ttl=3600), locks.lease(name, ttl=3600)):
-        with pytest.raises(Stop):
-            block.__enter__()
-        assert free(engine, name)
-        assert [row.used for row in locks.run(sl.semaphore.usage()) if row.name == name] == [0]
-    with pytest.raises(Stop):
-        locks.acquire({name: 1})
-    assert [row.used for row in locks.run(sl.semaphore.usage()) if row.name == name] == [0]
 
 
 class Full(logging.Handler):
@@ -248,29 +171,29 @@ def test_session_with_explicit_begin(noting: Callable[..., Engine], name: str, o
     assert note.read == 1
 
 
+@pytest.mark.parametrize("end", ["close", "reset"])
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_session_that_is_closed_inside_its_block_rolls_back(noting: Callable[..., Engine], name: str) -> None:
+def test_a_session_that_is_closed_inside_its_block_rolls_back(
+    noting: Callable[..., Engine], name: str, end: str
+) -> None:
     """The block would commit what was flushed, and not the rest."""
     engine = noting(name)
     locks, key = sl.Locks(engine), unused()
     for flushes in (True, False):
         with pytest.raises(sl.LockLost, match="closed inside the block"):
             with locks.exclusive(key) as held:
-                with held.session as session:
-                    session.add(Note(id=1))
-                    if flushes:
-                        session.flush()
-                    session.add(Note(id=2))
+                held.session.add(Note(id=1))
+                if flushes:
+                    held.session.flush()
+                else:
+                    held.session.execute(insert(Note).values(id=2))
+                held.session.add(Note(id=3))
+                getattr(held.session, end)()
                 assert held.lost
-    with pytest.raises(KeyError):
-        with locks.exclusive(key) as held, held.session as session:
-            session.add(Note(id=3))
-            raise KeyError
     with locks.exclusive(key) as held:
-        with held.session:
-            pass  # it was not used
+        getattr(held.session, end)()  # it was not used
         held.session.add(Note(id=4))
-    held.session.close()
+    getattr(held.session, end)()
     assert notes(engine) == [(4,)]
 
 
@@ -281,75 +204,17 @@ def test_an_async_session_that_is_closed_inside_its_block_rolls_back(
 
     async def main() -> None:
         async with async_connected(installed(servers, "postgresql15", "asyncpg")) as asynchronous:
-            locks = sl.AsyncLocks(asynchronous)
+            locks = sl.AsyncLocks(async_sessionmaker(asynchronous, autobegin=False))
             with pytest.raises(sl.LockLost, match="closed inside the block"):
                 async with locks.exclusive(unused()) as held, held.session as session:
+                    await session.begin()
                     session.add(Note(id=1))
                     await session.flush()
-            async with locks.exclusive(unused()) as held:
-                held.session.add(Note(id=2))
-
-    asyncio.run(main())
-    assert notes(engine) == [(2,)]
-
-
-@pytest.mark.parametrize("flushes", [True, False])
-@pytest.mark.parametrize("name", ENGINES)
-def test_a_session_that_is_reset_inside_its_block_rolls_back(
-    noting: Callable[..., Engine], name: str, flushes: bool
-) -> None:
-    """As one that is closed."""
-    engine = noting(name)
-    locks, key = sl.Locks(engine), unused()
-    with pytest.raises(sl.LockLost, match="closed inside the block"):
-        with locks.exclusive(key) as held:
-            held.session.add(Note(id=1))
-            if flushes:
-                held.session.flush()
-            else:
-                held.session.execute(insert(Note).values(id=2))
-            held.session.add(Note(id=3))
-            held.session.reset()
-            assert held.lost
-    with locks.exclusive(key) as held:
-        held.session.reset()  # it was not used
-        held.session.add(Note(id=4))
-    held.session.reset()
-    assert notes(engine) == [(4,)]
-
-
-def test_an_async_session_that_is_reset_inside_its_block_rolls_back(
-    noting: Callable[..., Engine], servers: Any
-) -> None:
-    engine = noting("postgresql15")
-
-    async def main() -> None:
-        async with async_connected(installed(servers, "postgresql15", "asyncpg")) as asynchronous:
-            locks = sl.AsyncLocks(asynchronous)
-            with pytest.raises(sl.LockLost, match="closed inside the block"):
-                async with locks.exclusive(unused()) as held:
-                    held.session.add(Note(id=1))
-                    await held.session.flush()
-                    await held.session.reset()
-            async with locks.exclusive(unused()) as held:
-                await held.session.reset()
-                held.session.add(Note(id=2))
-
-    asyncio.run(main())
-    assert notes(engine) == [(2,)]
-
-
-def test_async_session_with_explicit_begin(noting: Callable[..., Engine], servers: Any) -> None:
-    engine = noting("postgresql15")
-
-    async def main() -> None:
-        async with async_connected(installed(servers, "postgresql15", "asyncpg")) as asynchronous:
-            locks = sl.AsyncLocks(async_sessionmaker(asynchronous, autobegin=False))
             async with locks.exclusive(unused()) as held, held.session.begin():
-                held.session.add(Note(id=1))
+                held.session.add(Note(id=2))
 
     asyncio.run(main())
-    assert notes(engine) == [(1,)]
+    assert notes(engine) == [(2,)]
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -420,22 +285,6 @@ def test_settings_are_restored_after_a_listener_raised(engine_to: MakeEngine, na
 def free_at_all(locks: sl.Locks, key: str) -> bool:
     with locks.exclusive(key, timeout=0):
         return True
-
-
-def test_autocommit_is_restored_when_begin_failed(engine_to: MakeEngine) -> None:
-    for name in ("postgresql15", "mysql"):
-        engine = engine_to(name, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=0)
-
-        def breaks(*_: Any) -> None:
-            raise RuntimeError("the listener's")
-
-        event.listen(engine, "begin", breaks)
-        with pytest.raises(RuntimeError, match="the listener's"):
-            ShortTransaction(engine).open()
-        event.remove(engine, "begin", breaks)
-        with engine.connect() as connection:
-            raw: Any = connection.connection.dbapi_connection
-            assert raw.autocommit if name == "postgresql15" else raw.get_autocommit()
 
 
 @pytest.mark.parametrize("what", ["connect", "checkout"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import ASYNC, ENGINES, PATIENCE, Watch, async_connected, connected, installed, unused
+from tests.fixtures.parties import ENGINES, PATIENCE, Watch, connected, unused
 
 ONE: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 0.1}
 WITHIN = "no connection was free within the pool's own pool_timeout"
@@ -51,33 +50,6 @@ def test_pool_timeout_of_blocks_and_calls(name: str, engine_to: MakeEngine) -> N
         with block(locks, key):
             pass
     assert out(engine) == 0
-
-
-@pytest.mark.parametrize("place", ASYNC)
-def test_pool_timeout_of_async_blocks(place: str, servers: Any) -> None:
-    name, driver = ASYNC[place]
-
-    async def main() -> None:
-        async with async_connected(installed(servers, name, driver), **ONE) as engine:
-            locks, key = sl.AsyncLocks(engine), unused()
-            await locks.run(sl.semaphore.create(key, capacity=1))
-            async with engine.connect():
-                for block in BLOCKS:
-                    with pytest.raises(sl.PoolTimeout, match=WITHIN):
-                        await block(locks, key).__aenter__()
-                assert out(engine) == 1
-            async with locks.exclusive(key, timeout=0):
-                pass
-            assert out(engine) == 0
-
-    asyncio.run(main())
-
-
-def test_locked_key_is_not_a_pool_timeout(engine_to: MakeEngine) -> None:
-    locks, other, name = sl.Locks(engine_to("postgresql15", **ONE)), sl.Locks(engine_to("postgresql15")), unused()
-    with other.exclusive(name), pytest.raises(sl.LockTimeout, match=r"is locked \(timeout=0\)") as late:
-        locks.exclusive(name, timeout=0).__enter__()
-    assert not isinstance(late.value, sl.PoolTimeout)
 
 
 def test_checkout_listener_that_reports_a_dead_connection(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:

@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, Text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.runtime.local_queue import LocalQueues, local_queues
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import PATIENCE, async_connected, installed, later, until
+from tests.fixtures.parties import PATIENCE, later, until
 from tests.fixtures.semaphores import BRIEFLY, ENGINES, SERVERS, held, made, unused
-
-NOW = "clock_timestamp() AT TIME ZONE 'UTC'"
-
-DOCUMENT = Table("guarded_document", MetaData(), Column("id", Integer, primary_key=True), Column("body", Text))
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -35,22 +29,6 @@ def test_waiter_is_served_when_there_is_room(name: str, engine_to: MakeEngine) -
     assert waiting.result(PATIENCE).fence == {sem: 2}
     with pytest.raises(sl.UnknownSemaphore, match="there is no semaphore"):
         locks.acquire({unused("nothing"): 1})
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_wait_for_locked_row_is_bounded(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name, isolation_level="READ COMMITTED", pool_size=2)
-    sem = made(engine, 2)
-    setting = "SHOW lock_timeout" if name == "postgresql15" else "SELECT @@innodb_lock_wait_timeout"
-    with engine.connect() as keeper:
-        before = keeper.exec_driver_sql(setting).scalar()
-        assert keeper.scalar(sl.semaphore.acquire({sem: 1}))
-        with pytest.raises(sl.LockTimeout):
-            sl.Locks(engine).acquire({sem: 1}, timeout=0.2)
-        with engine.connect() as other:
-            assert other.exec_driver_sql(setting).scalar() == before
-        keeper.rollback()
-    assert held(engine, sem) == 0
 
 
 def test_one_thread_waits_on_a_connection(engine_to: MakeEngine, watch: Any) -> None:
@@ -152,21 +130,3 @@ def test_change_of_semaphore_respects_locks_wait(name: str, engine_to: MakeEngin
             other.scalar(change.execution_options(locks_wait=PATIENCE))
             assert other.exec_driver_sql(setting).scalar() == before
         other.rollback()
-
-
-def test_async_sweep_awaits_alive(servers: Any, engine_to: MakeEngine) -> None:
-    sem = made(engine_to("postgresql15"), 2)
-
-    async def main() -> None:
-        async with async_connected(installed(servers, "postgresql15", "asyncpg")) as engine:
-            locks = sl.AsyncLocks(engine)
-            dead = [await locks.acquire({sem: 1}, owner="other") for _ in range(2)]
-
-            async def alive(owners: list[str]) -> list[str]:
-                await asyncio.sleep(0)
-                return [owner for owner in owners if owner != "other"]
-
-            assert await locks.sweep(alive=alive) >= len(dead)
-
-    asyncio.run(main())
-    assert held(engine_to("postgresql15"), sem) == 0

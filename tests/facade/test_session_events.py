@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 from sqlalchemy import Column, Engine, ForeignKey, Integer, MetaData, Table, event, func, insert, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.ext.asyncio import async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import sessionmaker
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import async_connected, installed, unused
+from tests.fixtures.parties import unused
 
 NAMES = ["postgresql15", "mysql", "mariadb", "sqlite"]
 
@@ -72,27 +70,3 @@ def test_after_commit_is_not_called_for_a_commit_that_fails(engine_to: MakeEngin
     assert told == [("before_commit", None)]
     with sl.Locks(maker).exclusive(unused()) as held:
         assert held.session.scalar(select(func.count()).select_from(table)) == 0
-
-
-def test_after_commit_of_an_async_session(servers: Any, engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15")
-    table = payments(engine)
-
-    class Told(Session):
-        pass
-
-    told = heard(Told, engine, table)
-
-    async def main() -> None:
-        async with async_connected(installed(servers, "postgresql15", "asyncpg")) as bind:
-            locks = sl.AsyncLocks(async_sessionmaker(bind, sync_session_class=Told))
-            async with locks.exclusive(unused()) as held:
-                await held.session.execute(insert(table).values(id=1))
-            assert told == [("before_commit", None), ("after_commit", 1)]
-            told.clear()
-            with pytest.raises(IntegrityError):
-                async with locks.exclusive(unused()) as held:
-                    await held.session.execute(insert(table).values(id=2, of=7))
-            assert told == [("before_commit", None)]
-
-    asyncio.run(main())

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.semaphores import EVERYWHERE, INNODB, held, made, place, unused
+from tests.fixtures.semaphores import EVERYWHERE, INNODB, held, made, place
 
 
 def bound_of(engine: Engine, name: str) -> int | None:
@@ -50,49 +49,6 @@ def test_random_walk_grants_exactly_what_fits(name: str, engine_to: MakeEngine) 
             locks.run(sl.semaphore.resize(sem, capacity))
         bound = bound_of(engine, sem)
         assert bound is None or bound >= held(engine, sem)
-
-
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_permits_without_a_bound_are_summed(name: str, engine_to: MakeEngine) -> None:
-    """Rows that were inserted by hand, before the first grant."""
-    engine = engine_to(name)
-    sem = made(engine, 2)
-    with engine.begin() as connection:
-        requests, permits, semaphores = (place(engine, each) for each in ("permit_request", "permit", "semaphore"))
-        request = {"id": unused("request")}
-        connection.execute(text(f"INSERT INTO {requests} (external_id, state) VALUES (:id, 'ACQUIRED')"), request)
-        connection.execute(
-            text(
-                f"INSERT INTO {permits} (semaphore_id, permit_request_id, count, fence, state)"
-                f" SELECT s.id, r.id, 2, 1, 'ACQUIRED' FROM {semaphores} AS s, {requests} AS r"
-                " WHERE s.name = :name AND r.external_id = :id"
-            ),
-            {"name": sem, **request},
-        )
-    assert not sl.Locks(engine).run(sl.semaphore.acquire({sem: 1}))
-
-
-@pytest.mark.parametrize("name", EVERYWHERE)
-def test_held_permits_are_not_read_while_there_is_room(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    locks, sem = sl.Locks(engine), made(engine, 1000)
-    for _ in range(60):
-        assert locks.run(sl.semaphore.acquire({sem: 2}))
-    sent: list[str] = []
-    scans = text("SELECT seq_scan + idx_scan FROM pg_stat_xact_user_tables WHERE relname = 'permit'")
-    postgresql = name.startswith("postgresql")
-
-    def note(*given: Any) -> None:
-        sent.append(given[2])
-
-    with engine.begin() as connection:
-        before = connection.scalar(scans) if postgresql else None
-        event.listen(connection, "before_cursor_execute", note)
-        assert connection.scalar(sl.semaphore.acquire({sem: 2}))
-        event.remove(connection, "before_cursor_execute", note)
-        assert before == (connection.scalar(scans) if postgresql else None)
-    assert not any("sum(" in statement for statement in sent)
-    assert held(engine, sem) == 122
 
 
 @pytest.mark.parametrize("ttl", [None, 3600])

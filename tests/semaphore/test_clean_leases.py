@@ -9,7 +9,7 @@ from functools import cache
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
@@ -18,7 +18,7 @@ from sqlalchemy_locks.semaphore.admin import create_for_lease
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, all_of, connected, later
-from tests.fixtures.semaphores import ENGINES, EVERYWHERE, SERVERS, despite_deadlocks, place, unused
+from tests.fixtures.semaphores import ENGINES, SERVERS, despite_deadlocks, place, unused
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def there(engine: Engine, *names: str) -> list[str]:
     return [name for name in names if name in found]
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", ENGINES)
 def test_only_unused_leases_are_removed(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     locks = sl.Locks(engine)
@@ -101,7 +101,7 @@ def test_only_unused_leases_are_removed(name: str, engine_to: MakeEngine) -> Non
     assert there(engine, unused_) == [unused_]
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", ENGINES)
 def test_fence_goes_on_after_removal(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     one, other = unused("lease"), unused("lease")
@@ -118,7 +118,7 @@ def test_fence_goes_on_after_removal(name: str, engine_to: MakeEngine) -> None:
         assert connection.scalar(sl.semaphore.create(unused("made"), 1)) is True
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", ENGINES)
 def test_removal_of_smaller_fence_keeps_the_greatest(name: str, engine_to: MakeEngine) -> None:
     """A lease that was used less, and is removed later."""
     engine = engine_to(name)
@@ -163,31 +163,6 @@ def test_locked_lease_is_skipped(name: str, engine_to: MakeEngine) -> None:
     assert sl.Locks(engine).release(grant) is sl.Released.RELEASED
 
 
-@pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
-@pytest.mark.parametrize("name", SERVERS)
-def test_removal_waits_for_no_lock(name: str, level: str, engine_to: MakeEngine) -> None:
-    """However many there are: a server may prefer a scan of the table to many look-ups by id."""
-    engine = engine_to(name)
-    locks, [taken, free] = sl.Locks(engine), [unused("semaphore") for _ in range(2)]
-    for each in (taken, free):
-        locks.run(sl.semaphore.create(each, 1))
-    leases = [unused("lease") for _ in range(60)]
-    with engine.begin() as connection:
-        for lease in leases:
-            connection.execute(create_for_lease(lease))
-    aged(engine, *leases)
-    with engine.connect() as acquirer, engine.connect().execution_options(isolation_level=level) as cleaner:
-        acquirer.execute(sl.semaphore.acquire({taken: 1}))
-        assert later(cleaner.scalar, sl.semaphore.clean_leases()).result(PATIENCE) >= len(leases)
-        with engine.connect().execution_options(isolation_level="READ COMMITTED") as another:
-            assert later(another.scalar, sl.semaphore.acquire({free: 1})).result(PATIENCE)
-            another.rollback()
-        cleaner.rollback()
-        acquirer.rollback()
-    cleaned(engine)
-    assert there(engine, *leases) == []
-
-
 @pytest.mark.parametrize("name", SERVERS)
 def test_lease_used_since_look_stays(name: str, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     from sqlalchemy_locks.semaphore.sweep import CleanLeases
@@ -223,30 +198,6 @@ def test_creation_prevents_removal_of_others(name: str, engine_to: MakeEngine) -
         maker.commit()
     cleaned(engine)
     assert there(engine, sem, new) == [new]
-
-
-@pytest.mark.parametrize("name", SERVERS)
-def test_lease_is_created_again_after_removal(name: str, engine_to: MakeEngine, watch: Any) -> None:
-    engine, watcher = engine_to(name), watch(name)
-    watcher.engine.dispose()
-    watcher.engine = engine_to(name, poolclass=NullPool, isolation_level="AUTOCOMMIT")
-    sem = unused("lease")
-    token = leased(engine, sem)
-    aged(engine, sem)
-    with engine.connect() as cleaner:
-        assert cleaner.scalar(sl.semaphore.clean_leases()) >= 1
-        waiting = later(leased, engine, sem)
-        watcher.until_waiting(waiting)
-        cleaner.commit()
-    assert waiting.result(PATIENCE) > token
-    aged(engine, sem)
-    # and if it isn't removed after all, it is unchanged
-    with engine.connect() as cleaner:
-        assert cleaner.scalar(sl.semaphore.clean_leases()) >= 1
-        waiting = later(leased, engine, sem)
-        watcher.until_waiting(waiting)
-        cleaner.rollback()
-    assert waiting.result(PATIENCE) > token + 1
 
 
 @pytest.mark.parametrize("create", [True, False])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import Any
 
 import pytest
@@ -37,28 +36,6 @@ def test_timed_out_acquire_leaves_no_request(name: str, level: str, engine_to: M
 
 
 @pytest.mark.parametrize("name", INNODB)
-def test_timed_out_insert_leaves_no_permit(name: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
-    """The same, after the first of two permits was written."""
-    engine, ident = engine_to(name), unused("job")
-    both = {made(engine, 1): 1, made(engine, 1): 1}
-    done: list[int] = []
-
-    def second_times_out(run: Any, semaphore: int) -> None:
-        done.append(semaphore)
-        if len(done) == 2:
-            raise sl.LockTimeout("the second row was not free in time")
-
-    monkeypatch.setattr(import_module("sqlalchemy_locks.semaphore.acquire"), "mark_changed", second_times_out)
-    with engine.connect() as caller:
-        with pytest.raises(sl.LockTimeout):
-            caller.scalar(sl.semaphore.acquire(both, external_id=ident))
-        caller.commit()
-    monkeypatch.undo()
-    assert [held(engine, sem) for sem in both] == [0, 0]
-    assert sl.Locks(engine).acquire(both, external_id=ident, timeout=0).replayed is False
-
-
-@pytest.mark.parametrize("name", INNODB)
 def test_timed_out_release_can_be_repeated(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     sem = made(engine, 1)
@@ -76,7 +53,7 @@ def test_timed_out_release_can_be_repeated(name: str, engine_to: MakeEngine) -> 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
 def test_release_during_own_guarded_write_times_out(name: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
     """Inside the block that writes, it would deadlock with itself."""
-    monkeypatch.setattr("sqlalchemy_locks.facade.permit_runner.ROW_TIMEOUT", 0.5)
+    monkeypatch.setattr("sqlalchemy_locks.facade.host.ROW_TIMEOUT", 0.5)
     engine = engine_to(name)
     locks, sem = sl.Locks(engine), made(engine, 1)
     grant = locks.acquire({sem: 1})

@@ -69,9 +69,7 @@ def test_lost_commit_reply_at_head_of_queue(servers: Any, other: Engine, name: s
         waiting = later(lambda: locks.acquire({sem: 1}, timeout=PATIENCE))
         joins = b"GET_LOCK" if name in INNODB else b"idle_in_transaction_session_timeout"
         until(lambda: any(joins in asked for asked in proxy.asked), unless=waiting)
-        proxy.lose_answer(
-            b"\x03COMMIT" if name in INNODB else b"COMMIT", proxy.close
-        )  # the server is no longer reachable
+        proxy.lose_answer(final(name, "acquire"), proxy.close)  # the server is no longer reachable
         sl.Locks(other).release(mine)
         with pytest.raises(sl.OutcomeUnknown, match="its external_id is") as unknown:
             waiting.result(PATIENCE)

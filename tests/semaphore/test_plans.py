@@ -70,15 +70,6 @@ def test_sum_reads_held_permits_only(name: str, engine_to: MakeEngine) -> None:
         connection.execute(text(f"DELETE FROM {tables['permit']} WHERE permit_request_id > 1000000"))
 
 
-def test_index_has_no_released_permits(engine_to: MakeEngine) -> None:
-    """On PostgreSQL a released permit leaves the index, which stays as small as the number of held ones."""
-    engine = engine_to("postgresql15")
-    with engine.connect() as connection:
-        assert connection.scalar(
-            text("SELECT indpred IS NOT NULL FROM pg_index WHERE indexrelid = 'lock.permit_held'::regclass")
-        )
-
-
 @pytest.mark.parametrize("locking", ["native", "table"])
 def test_plans_made_on_a_tiny_table_serve_a_large_one(servers: Servers, locking: str) -> None:
     """PostgreSQL keeps a session's plans until the table is analyzed, up to a minute later."""

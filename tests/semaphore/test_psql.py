@@ -16,7 +16,6 @@ from tests.fixtures.semaphores import made, unused
 LONG = "x" * 256
 ACQUIRE = "SELECT * FROM lock.semaphore_acquire(:names, :counts, :id, :owner, :ttl)"
 ARRAYS = "SELECT * FROM lock.semaphore_acquire(CAST(:names AS text[]), CAST(:counts AS integer[]), :id, :owner, :ttl)"
-IN_TURN = ARRAYS.replace(":ttl)", ":ttl, queue_keys => '{1,2}')")
 GIVEN: dict[str, Any] = {"names": ["s"], "counts": [1], "id": "job", "owner": None, "ttl": None}
 CREATE, RESIZE = (
     "SELECT lock.semaphore_create(:name, :capacity, :by)",
@@ -70,10 +69,7 @@ NULLS = [
     (ARRAYS, {**GIVEN, "names": "[2:3]={a,b}", "counts": "{1,1}"}, "one-dimensional arrays whose indexes begin at 1"),
     (ARRAYS, {**GIVEN, "names": "{a,b}", "counts": "[0:1]={1,1}"}, "one-dimensional arrays whose indexes begin at 1"),
     (ARRAYS, {**GIVEN, "names": "{{a,b},{c,d}}", "counts": "{1,1,1,1}"}, "one-dimensional arrays whose indexes begin at 1"),
-    (ARRAYS, {**GIVEN, "names": "{{a,b}}", "counts": "{{1,1}}"}, "one-dimensional arrays whose indexes begin at 1"),
     (ARRAYS, {**GIVEN, "names": "{a,a}", "counts": "{2147483647,1}"}, "the counts of 'a' add up to 2147483648"),
-    (IN_TURN, {**GIVEN, "names": None}, "needs at least one semaphore, and one count for each name"),
-    (IN_TURN, {**GIVEN, "names": "[2:3]={a,b}", "counts": "{1,1}"}, "one-dimensional arrays whose indexes begin at 1"),
     *[
         (ARRAYS.replace(":ttl)", f":ttl, queue_keys => '{keys}')"), {**GIVEN, "names": "{a,b}", "counts": "{1,1}"},
          "queue_keys is NULL, or has one key for each name")

@@ -21,7 +21,6 @@ from tests.fixtures.semaphores import (
     INNODB,
     SERVERS,
     expire,
-    expire_in,
     held,
     made,
     unused,
@@ -184,61 +183,6 @@ def expire_to_now(connection: Any, grant: sl.Grant) -> None:
         update(request).where(request.c.external_id == grant.external_id).values(renewed_at=Now())
     )
     assert changed.rowcount == 1
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_crosswise_expiry_never_deadlocks(name: str, engine_to: MakeEngine) -> None:
-    """Expired requests on two semaphores, while other requests acquire both semaphores in both orders."""
-    engine = engine_to(name, pool_size=12)
-    left, right = made(engine, 4), made(engine, 4)
-    barrier = threading.Barrier(6, timeout=PATIENCE)
-
-    def turns(number: int) -> int:
-        locks = sl.Locks(engine)
-        barrier.wait()
-        for turn in range(12):
-            permits = [{left: 1, right: 1}, {left: 2}, {right: 2}][(number + turn) % 3]
-            grant = locks.acquire(permits, ttl=3600, timeout=PATIENCE)
-            if (number + turn) % 4:
-                expire_in(engine, grant)
-            if (number + turn) % 2 == 0:
-                locks.release(grant)
-        return 12
-
-    done = all_of(*[lambda number=number: turns(number) for number in range(6)])  # type: ignore[misc]
-    assert done == [12] * 6
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_second_release_frees_no_other_permit(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    sem = made(engine, 1)
-    locks = sl.Locks(engine)
-    old = locks.acquire({sem: 1}, external_id=unused("old"))
-    assert locks.release(old) is sl.Released.RELEASED
-    new = locks.acquire({sem: 1}, external_id=unused("new"))
-    assert locks.release(old) is sl.Released.ALREADY_RELEASED
-    assert locks.renew(new) is True
-    assert held(engine, sem) == 1
-
-
-@pytest.mark.parametrize("name", PLACES)
-def test_fences_rise_in_order_of_grants(name: str, engine_to: MakeEngine) -> None:
-    """Across connections, clean-ups of released requests, and deletions of the semaphore itself."""
-    one, two = sl.Locks(engine_to(name)), sl.Locks(engine_to(name))
-    sem = made(engine_to(name), 1)
-    tokens = []
-    for turn in range(6):
-        locks = (one, two)[turn % 2]
-        grant = locks.acquire({sem: 1})
-        tokens.append(grant.fence[sem])
-        locks.release(grant)
-        while locks.run(sl.semaphore.clean(older_than=0)):
-            pass
-        if turn == 3:
-            locks.run(sl.semaphore.delete(sem))
-            locks.run(sl.semaphore.create(sem, 1))
-    assert tokens == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)

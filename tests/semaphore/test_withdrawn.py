@@ -10,7 +10,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.semaphore.release import withdraw
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import later
-from tests.fixtures.semaphores import EVERYWHERE, SERVERS, held, made, unused
+from tests.fixtures.semaphores import ENGINES, SERVERS, held, made, unused
 
 
 @pytest.mark.parametrize("name", SERVERS)
@@ -26,7 +26,7 @@ def test_withdrawal_waits_for_request_under_way(engine_to: MakeEngine, watch: An
     assert held(engine, sem) == 0
 
 
-@pytest.mark.parametrize("name", EVERYWHERE)
+@pytest.mark.parametrize("name", ENGINES)
 def test_request_after_withdrawal_is_not_granted(engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)
     locks, sem, ident = sl.Locks(engine), made(engine, 1), unused("job")
