@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import lru_cache
 from typing import Annotated, Any, Literal
 
 from fastapi import Depends
 from starlette.requests import HTTPConnection
+from starlette.responses import Response
 
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.errors import LockError, RequestOver, UnknownSemaphore
@@ -83,10 +85,18 @@ class RouteLock:
         if values.get("unless"):
             yield None
             return
+        route = connection.scope["route"]
+        response = getattr(route, "response_class", None)
+        response_class = response if isinstance(response, type) else None
+        if self._scope == "function" and _streams(connection.scope["endpoint"], response_class):
+            raise ValueError(
+                f"the route {route.path} streams its response, and its lock would end before that: give the lock "
+                'scope="request"'
+            )
         try:
             texts = {}
             if self._fields:
-                texts = path_values(connection.scope["route"].dependant, self._fields, connection)
+                texts = path_values(route.dependant, self._fields, connection)
             names = [
                 valid_name(values[f"name_{number}"], "a lock's name") if template is None else template.fill(texts)
                 for number, template in enumerate(self._templates)
@@ -134,3 +144,30 @@ class RouteLock:
         if handlers:
             handlers[0].setdefault(LockProblem, answer)
         return LockProblem(problem(kind, retry_after=self._retry(kind)))
+
+
+@lru_cache(1024)
+def _streams(endpoint: Any, response_class: Any) -> bool:
+    """Return whether an endpoint's response is sent by code of its own, which works on after the endpoint."""
+    if inspect.isasyncgenfunction(endpoint) or inspect.isgeneratorfunction(endpoint):
+        return True
+    try:
+        returned = inspect.signature(endpoint, eval_str=True).return_annotation
+    except (NameError, TypeError, ValueError):
+        returned = None
+    classes = (response_class, returned, *_named_in(endpoint))
+    return any(
+        isinstance(one, type) and issubclass(one, Response) and one.__call__ is not Response.__call__ for one in classes
+    )
+
+
+def _named_in(endpoint: Any) -> Iterator[Any]:
+    """Yield the objects that an endpoint's code names: few endpoints annotate what they return."""
+    try:
+        names = inspect.getclosurevars(inspect.unwrap(endpoint))
+    except (TypeError, ValueError):
+        return
+    for one in (*names.nonlocals.values(), *names.globals.values()):
+        yield one
+        if inspect.ismodule(one):
+            yield from (getattr(one, name, None) for name in names.unbound)

@@ -15,9 +15,10 @@ from uuid import UUID
 import pytest
 from fastapi import FastAPI, Header
 from sqlalchemy import text
+from starlette import responses
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import sqlalchemy_locks as sl
@@ -133,6 +134,51 @@ def test_parameter_that_could_give_two_names_is_refused(servers: Any, endpoint: 
             async with client_of(app) as client:
                 with pytest.raises(TypeError, match=why):
                     await client.post("/2026")
+
+    run(main)
+
+
+class EventStream(Response):
+    """As packages for server-sent events define it: sends by itself, and is no StreamingResponse."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        raise AssertionError
+
+
+async def annotated() -> StreamingResponse:
+    raise AssertionError
+
+
+async def named():  # type: ignore[no-untyped-def]
+    return EventStream()
+
+
+def named_by_its_module():  # type: ignore[no-untyped-def]
+    return responses.StreamingResponse(iter(()))
+
+
+async def yields():  # type: ignore[no-untyped-def]
+    yield b""
+
+
+async def plain() -> PlainTextResponse:
+    return PlainTextResponse("ok")
+
+
+@pytest.mark.parametrize("stream", [annotated, named, named_by_its_module, yields])
+def test_stream_requires_request_scope(servers: Any, stream: Any) -> None:
+    async def main() -> None:
+        async with served(servers, SQLITE) as (app, _):
+            app.get("/exclusive", dependencies=[exclusive("a")])(stream)
+            app.get("/semaphore", dependencies=[semaphore("a", scope="function")])(stream)
+            app.get("/lease", dependencies=[lease("a")])(stream)
+            app.get("/class", dependencies=[lease("a")], response_class=EventStream)(plain)
+            app.get("/plain", dependencies=[exclusive("a", timeout=PATIENCE)])(plain)
+            async with client_of(app) as client:
+                for path in ("exclusive", "semaphore", "lease", "class"):
+                    with pytest.raises(ValueError, match=f'/{path} streams its response.*scope="request"'):
+                        await client.get(f"/{path}")
+                assert (await client.get("/plain")).text == "ok"
 
     run(main)
 
