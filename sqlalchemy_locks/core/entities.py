@@ -126,13 +126,6 @@ class MappedTable:
         others = set(self.table.columns) - set(columns)
         return any(column.default is not None and column.default.is_callable for column in others)
 
-    def draws_updates(self) -> bool:
-        """Return whether a column has a value that Python computes for each UPDATE (``onupdate``)."""
-        return any(
-            column.onupdate is not None and not (column.onupdate.is_clause_element or column.onupdate.is_sequence)
-            for column in self.table.columns
-        )
-
     def class_condition(self) -> list[ColumnElement[bool]]:
         """Return the condition that excludes rows of sibling classes in the same table."""
         mapper = self.mapper

@@ -172,16 +172,13 @@ class Requeue(Sweep):
         at = self.jobs.at(context)
         assert self.jobs.workers is not None
         workers = self.jobs.workers.columns(context)
-        jobs = (
-            select(func.count())
-            .where(*self.jobs.running(at), at.processing_host == workers["host"], *self.chosen(at))
-            .correlate(workers.table)
-            .scalar_subquery()
-        )
-        silent = select(workers["host"], jobs.label("jobs"), workers["heartbeat_at"].label("at"))
-        each = silent.where(workers["heartbeat_at"] < self._silent_at).subquery("silent")
-        wanted = or_(each.c.jobs > 0, each.c.at < self._forgotten_at)
-        return select(each.c[0], each.c.jobs).where(wanted).order_by(each.c.at).limit(_FORGET)
+        heartbeat_at = workers["heartbeat_at"]
+        running = select(at.processing_host.label("host"), func.count().label("jobs"))
+        jobs = running.where(*self.jobs.running(at), *self.chosen(at)).group_by(at.processing_host).subquery("jobs")
+        silent = select(workers["host"], func.coalesce(jobs.c.jobs, 0))
+        silent = silent.outerjoin_from(workers.table, jobs, jobs.c.host == workers["host"])
+        silent = silent.where(heartbeat_at < self._silent_at, or_(jobs.c.jobs > 0, heartbeat_at < self._forgotten_at))
+        return silent.order_by(heartbeat_at).limit(_FORGET)
 
     def _delete(self, execution: Execution, at: Any, host: str) -> bool:
         """Lock the row of a silent worker, look at it again, and delete it; return whether it was silent.

@@ -35,7 +35,7 @@ from sqlalchemy_locks.queue.acknowledge import (
 )
 from sqlalchemy_locks.queue.control import CancelJob, GetJob, RescheduleJob, ResumeQueues
 from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, unique_keys, utc_instant
-from sqlalchemy_locks.queue.fetch import AHEAD, Fetch, FetchJobs, JobsOfHost, ReadOwned, after_values
+from sqlalchemy_locks.queue.fetch import CaptureJobs, FetchJobs, JobsOfHost
 from sqlalchemy_locks.queue.jobs import IDS, Jobs
 from sqlalchemy_locks.queue.liveness import (
     FORGET_AFTER,
@@ -118,12 +118,11 @@ class Queue(EntityPattern[E]):
             for when in ("now", "at", "in")
             for by in (None, "external_id", "unique")
         }
-        self._capture = FetchJobs(jobs)
+        self._capture = CaptureJobs(jobs, "Queue.capture")
+        self._fetch_jobs = FetchJobs(jobs, "Queue.fetch")
         self._complete = Complete(jobs, "Queue.complete")
-        self._fetches = {after: Fetch(jobs, self._complete, after=after) for after in (False, True)}
         self._jobs_of_host = JobsOfHost(jobs, "Queue.capture")
         self._claimed_jobs = ClaimedJobs(jobs, "Queue.complete")
-        self._read_owned = ReadOwned(jobs, "Queue.capture")
         self._begin_jobs = BeginJobs(jobs, "Queue.begin")
         self._release = ReleaseJobs(jobs, "Queue.release")
         self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
@@ -486,30 +485,9 @@ class Queue(EntityPattern[E]):
         """
         return RowsOperation(self._stats, {})
 
-    def _fetch(
-        self,
-        completed: Sequence[Any],
-        limit: int,
-        *,
-        queue: str,
-        host: str,
-        after: tuple[Any, ...] | None,
-        ahead: bool = False,
-    ) -> Operation[Any]:
-        """Complete jobs and capture others in one transaction, as workers do: a ``Fetched``.
-
-        :param completed: pairs ``(internal_id, claim)``.
-        :param after: the position in the order to search from; ``None``: from the head.
-        :param ahead: count the first attempts of the captured jobs, which begin at once.
-        """
-        values = {
-            **self._jobs.owned_pairs(completed),
-            LIMIT: limit,
-            "locks_queue": queue,
-            HOST: host,
-            AHEAD: int(ahead),
-        }
-        return Operation(self._fetches[after is not None], values | ({} if after is None else after_values(after)))
+    def _fetch(self, limit: int, *, queue: str, host: str) -> Operation[Any]:
+        """Capture jobs for a worker, as undecoded rows; no attempt counts."""
+        return RowsOperation(self._fetch_jobs, {LIMIT: limit, "locks_queue": queue, HOST: host})
 
     def _begin(self, jobs: Sequence[Any]) -> Operation[Any]:
         """Count the attempts of captured jobs, given as pairs: how many were still owned, and not locked."""
@@ -518,10 +496,6 @@ class Queue(EntityPattern[E]):
     def _running_on(self, host: str, *, queue: str) -> Operation[Any]:
         """Read the running jobs that one worker has captured, as pairs ``(internal_id, claim)``."""
         return RowsOperation(self._jobs_of_host, {"locks_queue": queue, HOST: host})
-
-    def _read(self, jobs: Sequence[Any]) -> Operation[Any]:
-        """Read the undecoded rows of running jobs, given as pairs."""
-        return RowsOperation(self._read_owned, self._jobs.owned_pairs(jobs))
 
     def _claimed(self, jobs: Sequence[Any]) -> Operation[Any]:
         """Read which of these pairs run, or ended, under their claims: ``(internal_id, claim, running)``."""

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import random
 import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 from sqlalchemy import Engine
 
@@ -32,20 +30,6 @@ CLOSE_WITHIN = 3.0
 _JITTER = 0.1
 
 RetryPolicy = float | timedelta | Callable[[int], float | timedelta]
-
-
-def check_handler(handler: Any, what: str) -> None:
-    """:raises TypeError: unless it can be called with one job."""
-    if not callable(handler):
-        raise TypeError(f"a worker's handler is a {what} of one job, not {handler!r}")
-    try:
-        signature = inspect.signature(handler)
-    except (TypeError, ValueError):
-        return  # it is not written in Python
-    try:
-        signature.bind(None)
-    except TypeError as error:
-        raise TypeError(f"a worker's handler is a {what} of one job, and {handler!r} is not: {error}") from None
 
 
 class WorkerConfig:
@@ -150,21 +134,6 @@ def default_pause(attempt: int) -> float:
     """Return the pause after an attempt that failed: 5 s, doubled with each attempt, up to an hour, with jitter."""
     pause = LONGEST_RETRY_PAUSE if attempt > DOUBLINGS + 1 else FIRST_PAUSE << max(attempt - 1, 0)
     return pause * random.uniform(1 - _JITTER, 1 + _JITTER)
-
-
-def bound_engine(queue: Queue, bind: Any) -> Any:
-    """Return the engine that was passed to the worker or to its queue.
-
-    :raises TypeError: without either.
-    """
-    if not isinstance(queue, Queue):
-        raise TypeError(f"a worker takes a Queue, not {queue!r}")
-    if bind is None and queue.bind is None:
-        raise TypeError(
-            "a worker needs an engine: give it to the worker, bind=engine, or to the queue for all of its workers, "
-            "Queue(bind=engine)"
-        )
-    return queue.bind if bind is None else bind
 
 
 def _bounded(value: float | timedelta, name: str, *, zero: bool = True) -> float:

@@ -20,7 +20,7 @@ class RunningJob:
     """
 
     # no name that a column may have: those are the row's
-    __slots__ = ("_began_at", "_jobs", "_may_be_lost", "_taken", "_values")
+    __slots__ = ("_began_at", "_jobs", "_locked_until", "_may_be_lost", "_taken", "_values")
 
     def __init__(self, jobs: Jobs, values: Sequence[Any], may_be_lost: Callable[[], bool]) -> None:
         """Wrap a row.
@@ -34,6 +34,8 @@ class RunningJob:
         self._taken = False
         #: when its handler was called, by ``time.monotonic()``
         self._began_at = 0.0
+        #: its row was locked: no statement about it is sent until then, by ``time.monotonic()``
+        self._locked_until = -float("inf")
 
     @property
     def lost(self) -> bool:
@@ -47,11 +49,6 @@ class RunningJob:
     @property
     def _pair(self) -> tuple[Any, int]:
         return self._value("internal_id"), self._value("claim")
-
-    @property
-    def _is_counted(self) -> bool:
-        """Whether the attempt was counted."""
-        return bool(self._value("claim") & BEGUN)
 
     @property
     def _is_suspect(self) -> bool:

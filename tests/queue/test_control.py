@@ -116,11 +116,16 @@ def test_reschedule(engine: Engine) -> None:
 def test_a_paused_queue_is_not_captured_from(engine: Engine) -> None:
     put(engine, 1, queue="mail")
     put(engine, 2, queue="sms")
-    fetch = queue._fetch([], 9, queue="mail", host="h", after=None)
+    fetch = queue._fetch(9, queue="mail", host="h")
+
+    def fetched() -> list[str]:
+        with engine.begin() as connection:
+            return [str(job.payload) for job in connection.execute(fetch)]
+
     try:
         assert one(engine, queue.pause("mail", "other")) == 2
         assert one(engine, queue.pause("mail")) == 0
-        assert captured(engine, queue="mail") == one(engine, fetch).jobs == []
+        assert captured(engine, queue="mail") == fetched() == []
         assert captured(engine, queue="sms") == [2]
         with engine.connect() as connection:
             rows = {row.queue_id: (row.waiting, row.paused) for row in connection.execute(queue.stats())}
@@ -131,7 +136,7 @@ def test_a_paused_queue_is_not_captured_from(engine: Engine) -> None:
         }
     finally:
         assert one(engine, queue.resume("mail", "other", "nothing")) == 2
-    assert [str(job[3]) for job in one(engine, fetch).jobs] == ["1"]
+    assert fetched() == ["1"]
     assert sl.Locks(engine).run(queue.pause("x")) == sl.Locks(engine).run(queue.resume("x")) == 1
 
 

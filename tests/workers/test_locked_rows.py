@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, select, text
+from sqlalchemy import Connection, Engine, select, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
@@ -43,9 +43,10 @@ def locking(engine: Engine, *jobs: Any) -> Iterator[Connection]:
         connection.rollback()
 
 
-def deferred_cycle(state: WorkerState) -> None:
-    """Take a turn when the deferred jobs are due."""
-    state.acks._deferred_due = time.monotonic()
+def later_cycle(state: WorkerState) -> None:
+    """Take a turn when the jobs whose rows were locked are due."""
+    for job in state.acks.finished:
+        job._locked_until = -float("inf")
     state.cycle()
 
 
@@ -62,14 +63,14 @@ def test_a_locked_row_delays_its_own_report_only(
         state.cycle()
         assert counts(engine)["completed"] == 1
         assert finish_all(state) == [2, 3]  # the next batch was captured
-        deferred_cycle(state)
+        later_cycle(state)
         assert counts(engine)["completed"] == 3
         assert state.pause() <= 1
-        assert [job.payload for job, _ in state.acks.deferred] == [0]
-        assert "their rows are locked" in caplog.text
+        assert [job.payload for job in state.acks.finished] == [0]
+        assert "other sessions lock their rows" in caplog.text
         assert "had another owner" not in caplog.text
-    deferred_cycle(state)
-    assert (state.acks.deferred, counts(engine)["completed"]) == ([], 4)
+    later_cycle(state)
+    assert (state.acks.finished, counts(engine)["completed"]) == ({}, 4)
     assert finish_all(state) == [4, 5]
     state.close()
     assert counts(engine) == {"all": 6, "completed": 6, "dead": 0, "running": 0, "waiting": 0}
@@ -85,11 +86,11 @@ def test_a_locked_row_of_a_failed_job_does_the_same(engine_to: MakeEngine, name:
         for _ in range(2):
             state.done(state.take(), ValueError("no"))
         state.cycle()
-        deferred_cycle(state)
+        later_cycle(state)
         assert counts(engine)["dead"] == 1
         assert finish_all(state) == [2, 3]
-    deferred_cycle(state)
-    assert (state.acks.deferred, counts(engine)["dead"]) == ([], 2)
+    later_cycle(state)
+    assert (state.acks.finished, counts(engine)["dead"]) == ({}, 2)
     state.close()
     assert counts(engine) == {"all": 4, "completed": 2, "dead": 2, "running": 0, "waiting": 0}
 
@@ -106,13 +107,13 @@ def test_a_job_completed_by_the_locker_is_not_reported(
     with locking(engine_to(name), *mine) as connection:
         finish_all(state)
         state.cycle()
-        assert len(state.acks.deferred) == 2
+        assert len(state.acks.finished) == 2
         connection.execute(queue.complete(mine[0]))
         connection.commit()
     with caplog.at_level(logging.WARNING, "sqlalchemy_locks.worker"):
         caplog.clear()
-        deferred_cycle(state)
-    assert state.acks.deferred == []
+        later_cycle(state)
+    assert not state.acks.finished
     assert caplog.text == ""
     assert counts(engine)["completed"] == 2
 
@@ -131,7 +132,7 @@ def test_a_locked_job_of_another_owner_is_dropped(engine_to: MakeEngine, name: s
     with locking(engine_to(name), other):
         finish_all(state)
         state.cycle()
-        assert state.acks.deferred == []
+        assert not state.acks.finished
     assert counts(engine)["running"] == 2
 
 
@@ -167,35 +168,3 @@ def test_a_run_until_empty_waits_for_the_locked_row_of_a_finished_job(
     assert counts(engine)["completed"] == 1
 
 
-def silence(engine: Engine, state: WorkerState) -> None:
-    """Let the last heartbeat of a worker's jobs be years ago, and the next one be due."""
-    with engine.begin() as connection:
-        silenced(connection)
-    state.heartbeats._due_at = -float("inf")
-
-
-def statements_of(engine: Engine) -> list[str]:
-    """Return a list of the statements that complete jobs from now on."""
-    sent: list[str] = []
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def _(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "completed_at=clock_timestamp()" in statement:
-            sent.append(statement)
-
-    return sent
-
-
-@pytest.fixture
-def yugabytedb_version(engine_to: MakeEngine) -> Iterator[str]:
-    """A schema with a function that stands in for YugabyteDB's ``version()``."""
-    schema, engine = "yugabytedb_version", engine_to("postgresql15")
-    with engine.begin() as connection:
-        connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
-        connection.exec_driver_sql(
-            f"CREATE FUNCTION {schema}.version() RETURNS text LANGUAGE sql AS"
-            " $$SELECT 'PostgreSQL 15.2-YB-2.25.1.0-b0 on x86_64'$$"
-        )
-    yield schema
-    with engine.begin() as connection:
-        connection.exec_driver_sql(f"DROP SCHEMA {schema} CASCADE")

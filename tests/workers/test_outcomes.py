@@ -212,7 +212,7 @@ def test_a_retry_in_the_last_attempt_is_logged_as_the_end(lite: Engine, caplog: 
         raise sl.Retry("busy")
 
     sl.Worker(queue, handler, bind=lite).run(until_empty=True)
-    assert "is dead, after attempt 1: busy" in caplog.text
+    assert "in attempt 1 of 1, and is dead: busy" in caplog.text
     assert "is tried again" not in caplog.text
 
 

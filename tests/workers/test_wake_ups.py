@@ -217,9 +217,8 @@ def test_a_completed_job_is_reported_within_a_second(lite: Engine) -> None:
             go_on.set()
 
 
-def test_small_batches_occupy_all_slots_immediately(lite: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batches_occupy_all_slots_immediately(lite: Engine) -> None:
     """Nothing but the fetch of the first job causes that of the next one."""
-    monkeypatch.setattr("sqlalchemy_locks.workers.state.MAX_ACK_DELAY", 3600)
     put(lite, *range(4))
     together = threading.Barrier(4)
     terms = {"heartbeat": 3600, "poll": 3600, "stalled_after": None}
