@@ -52,8 +52,7 @@ def queue_table(rows: list[dict[str, Any]]) -> Any:
     states = ("Waiting", "Scheduled", "Running", "Dead")
     shown = table("Queue", *states, "Oldest waits since (UTC)", right=states, whole=("Oldest waits since (UTC)",))
     for row in rows:
-        at_least = row.get("at_least", ())
-        cells = [number(row[state.lower()], at_least=state.lower() in at_least) for state in states]
+        cells = [number(row[state.lower()]) for state in states]
         if row["dead"]:
             cells[3].stylize("red")
         paused = " (paused)" if row.get("paused") else ""

@@ -33,6 +33,7 @@ from sqlalchemy_locks.queue.acknowledge import (
     ReleaseJobs,
     storable,
 )
+from sqlalchemy_locks.queue.activity import Stats
 from sqlalchemy_locks.queue.control import CancelJob, GetJob, RescheduleJob, ResumeQueues
 from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, unique_keys, utc_instant
 from sqlalchemy_locks.queue.fetch import CaptureJobs, FetchJobs, JobsOfHost
@@ -47,7 +48,7 @@ from sqlalchemy_locks.queue.liveness import (
     SendHeartbeat,
     WorkerRow,
 )
-from sqlalchemy_locks.queue.maintenance import DeleteJobs, Revive, Stats
+from sqlalchemy_locks.queue.maintenance import DeleteJobs, Revive
 from sqlalchemy_locks.sql.tables import job_indexes
 
 if TYPE_CHECKING:
@@ -474,16 +475,20 @@ class Queue(EntityPattern[E]):
             raise ValueError(f"{name} needs at least one queue")
         return sorted({valid_name(queue, "a queue") for queue in queues})
 
-    def stats(self) -> RowsOperation[Any]:
-        """Count the jobs of each queue: rows of ``queue_id, waiting, scheduled, running, dead, oldest, paused``.
+    def stats(self, *, stalled_after: float | timedelta = 300) -> RowsOperation[Any]:
+        """Count the jobs of each queue: rows of ``queue_id, waiting, scheduled, running, dead, stalled, oldest,
+        paused``.
 
-        ``scheduled`` are jobs whose ``run_at`` is to come, ``oldest`` is the earliest ``run_at`` of the waiting ones.
-        Queues that have completed jobs only, and aren't paused, are left out.
+        ``scheduled`` are jobs whose ``run_at`` is to come, ``stalled`` those of the running ones whose worker is
+        silent, ``oldest`` is the earliest ``run_at`` of the waiting ones. Queues that have completed jobs only, and
+        aren't paused, are left out.
+
+        :param stalled_after: how long ago a worker has sent its last heartbeat, in seconds.
 
         >>> queue = sl.Queue()
         >>> stats = session.execute(queue.stats()).all()
         """
-        return RowsOperation(self._stats, {})
+        return RowsOperation(self._stats, {"locks_older": bounded_seconds(stalled_after, "stalled_after")})
 
     def _fetch(self, limit: int, *, queue: str, host: str) -> Operation[Any]:
         """Capture jobs for a worker, as undecoded rows; no attempt counts."""

@@ -166,5 +166,3 @@ def test_a_run_until_empty_waits_for_the_locked_row_of_a_finished_job(
         other.rollback()
         ended.result(PATIENCE)
     assert counts(engine)["completed"] == 1
-
-
