@@ -108,7 +108,7 @@ def _columns(**counts: Any) -> list[Any]:
     return [*columns, counts.get("oldest", cast(null(), Instant())).label("oldest")]
 
 
-_COMPLETED = Completed(Jobs(None, {}), "Queue.completed")
+_COMPLETED = Completed(Jobs(), "Queue.completed")
 
 
 def completed(within: float, limit: int) -> RowsOperation[Any]:

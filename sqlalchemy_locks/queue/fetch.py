@@ -43,7 +43,6 @@ class CaptureJobs(JobCapture):
                 at.claim: claim,
                 at.started_at: Now(),
                 at.processing_host: bindparam("locks_host", type_=at.processing_host.type),
-                **self.jobs.free_key(at),
             },
             tuple(at[role] for role in ORDER),
             self.jobs.target,
@@ -109,7 +108,7 @@ def decoders(jobs: Jobs, dialect: Dialect) -> list[tuple[int, Callable[[Any], An
 def _decoded_later(jobs: Jobs) -> set[str]:
     """Return the keys of the payload and of the app's own columns."""
     at = jobs.columns
-    used = {column.key for role, column in at.roles.items() if role != "payload"}
+    used = set(at.roles) - {"payload"}
     # an expression of the server's is part of the SELECT
     return {
         column.key for column in at.table.c if column.key not in used and column.type.column_expression(column) is None

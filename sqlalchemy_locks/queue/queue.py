@@ -35,7 +35,7 @@ from sqlalchemy_locks.queue.acknowledge import (
 )
 from sqlalchemy_locks.queue.activity import Stats
 from sqlalchemy_locks.queue.control import CancelJob, GetJob, RescheduleJob, ResumeQueues
-from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, unique_keys, utc_instant
+from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, utc_instant
 from sqlalchemy_locks.queue.fetch import CaptureJobs, FetchJobs, JobsOfHost
 from sqlalchemy_locks.queue.jobs import IDS, Jobs
 from sqlalchemy_locks.queue.liveness import (
@@ -83,14 +83,10 @@ class Queue(EntityPattern[E]):
         Operations don't use it: they run on the connection that executes them.
     :param notify: on PostgreSQL, wake listening workers when jobs are put. NOTIFY serializes the commits of
         transactions that have put jobs: turn it off where there are hundreds of them a second.
-    :param paused: a mapped class or ``Table`` of your own for paused queues, if you have one for jobs: its primary key
-        is the name of a queue that is paused. The shipped table of jobs has ``lock.paused_queue``.
     :param workers: a mapped class or ``Table`` of your own for workers, if you have one for jobs, in its database and
         schema (``sqlalchemy_locks.WorkerColumns`` is a mixin with its columns); without it :class:`Worker` refuses to
         run. The shipped table of jobs has ``lock.worker``.
-    :param columns: the columns of your own whose name differs from that in ``lock.job``: ``queue_id=Mail.channel``.
-    :raises ValueError: if the class lacks one of the columns, except ``unique_key``, without which ``put`` takes no
-        ``unique=``.
+    :raises ValueError: if the class lacks one of the columns of ``lock.job``, or has it under another name.
 
     >>> queue = sl.Queue()
     >>> session.execute(queue.put({"to": "a@example.org"}, queue="mail"))
@@ -104,20 +100,18 @@ class Queue(EntityPattern[E]):
         *,
         bind: Engine | AsyncEngine | None = None,
         notify: bool = True,
-        paused: Any = None,
         workers: Any = None,
-        **columns: Any,
     ) -> None:
         if bind is not None and not hasattr(bind, "dialect"):
             # not its repr: a URL has a password
             raise TypeError(f"bind is an Engine or an AsyncEngine, not a {type(bind).__name__}")
-        jobs = self._jobs = Jobs(entity, columns, paused, workers)
+        jobs = self._jobs = Jobs(entity, workers)
         self.bind = bind
         self.notify = bool(notify)
         self._put = {
-            (when, by): Enqueue(jobs, when, known=by == "external_id", unique=by == "unique", notify=notify)
+            (when, known): Enqueue(jobs, when, known=known, notify=notify)
             for when in ("now", "at", "in")
-            for by in (None, "external_id", "unique")
+            for known in (False, True)
         }
         self._capture = CaptureJobs(jobs, "Queue.capture")
         self._fetch_jobs = FetchJobs(jobs, "Queue.fetch")
@@ -153,7 +147,6 @@ class Queue(EntityPattern[E]):
         *payloads: Any,
         queue: str = DEFAULT_QUEUE,
         external_id: UUID | str | Sequence[UUID | str] | None = None,
-        unique: str | Sequence[str] | None = None,
         run_at: datetime | None = None,
         run_in: float | timedelta | None = None,
         priority: int = 0,
@@ -167,20 +160,17 @@ class Queue(EntityPattern[E]):
         :param queue: the queue's name, up to 255 characters.
         :param external_id: a UUID that can be shown to users, or one for each payload; random if not given. It is
             the idempotency key: if a job with it exists, whatever its state, none is put.
-        :param unique: a key, up to 255 characters, or one for each payload: if a job with it waits in this queue, none
-            is put. A capture frees the key, so that a change that is made while the job runs puts another one. The
-            waiting job is locked until your transaction ends: it begins after your commit, and sees what you wrote. A
-            capture that isn't committed is waited for.
         :param run_at: the earliest time to run it; a ``datetime`` with a time zone.
         :param run_in: the same as seconds from now, by the server's clock.
         :param priority: smaller values are captured first.
         :param max_attempts: how often it is tried before it is dead.
         :return: the jobs' ``external_id``, in the order of the payloads, those of existing jobs included.
-        :raises ValueError: for a ``datetime`` without a time zone, a number of ids or keys other than that of the
-            payloads, the same one twice, both ids and keys, or keys in a table without a column for them. When it is
-            executed, for a payload with NaN, an infinity, NUL, or half of a surrogate pair.
+        :raises ValueError: for a ``datetime`` without a time zone, a number of ids other than that of the payloads, or
+            the same one twice. When it is executed, for a payload with NaN, an infinity, NUL, or half of a surrogate
+            pair.
         :raises TypeError: when it is executed, for a payload that is no JSON value.
-        :raises Unsupported: with ``unique``, or several payloads, in autocommit on MySQL, MariaDB and SQLite.
+        :raises Unsupported: for several payloads in autocommit on MySQL, MariaDB and SQLite; and on MySQL and MariaDB
+            for a table of your own with another unique constraint.
 
         Executed again, it puts other jobs, unless their ids are given; a retry by ``Locks`` after a lost reply puts the
         same ones.
@@ -209,12 +199,7 @@ class Queue(EntityPattern[E]):
             when, values["locks_run_at"] = "at", utc_instant(run_at)
         elif run_in is not None:
             when, values["locks_run_in"] = "in", bounded_seconds(run_in, "run_in")
-        if unique is None:
-            return Operation(self._put[when, None if external_id is None else "external_id"], values)
-        if external_id is not None:
-            raise ValueError("Queue.put: give external_id or unique, not both")
-        self._jobs.require_unique()
-        return Operation(self._put[when, "unique"], {**values, "locks_unique": unique_keys(unique, len(payloads))})
+        return Operation(self._put[when, external_id is not None], values)
 
     def _capture_jobs(
         self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None
@@ -444,7 +429,7 @@ class Queue(EntityPattern[E]):
         """Let no more jobs of these queues be captured, from the commit on; running jobs continue, and put jobs wait.
 
         :return: how many weren't paused already.
-        :raises ValueError: for jobs in a table of your own without a table of paused queues (``Queue(paused=)``).
+        :raises ValueError: for jobs in a table of your own.
 
         >>> queue = sl.Queue()
         >>> session.scalar(queue.pause("mail"))
@@ -515,14 +500,6 @@ class Queue(EntityPattern[E]):
     def _of_worker(self, kind: type[WorkerRow], host: str) -> Operation[Any]:
         """Return an operation on the row of one worker."""
         return Operation(self._worker[kind], {HOST: host})
-
-    def topic(self, queue: str) -> str:
-        """Return the payload of the notification that a queue has new jobs (PostgreSQL).
-
-        >>> sl.Queue().topic("mail")
-        '...mail'
-        """
-        return self._jobs.topic(valid_name(queue, "a queue"))
 
     def indexes(self, dialect: str | None = None) -> list[Index]:
         """Create the ``Index`` objects that a table of your own needs, and attach them to it.

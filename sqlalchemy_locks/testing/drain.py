@@ -14,7 +14,7 @@ from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.queue import Queue
 from sqlalchemy_locks.queue.fetch import decoders
-from sqlalchemy_locks.workers.results import failure_of, failure_operation
+from sqlalchemy_locks.workers.results import failure_of
 from sqlalchemy_locks.workers.running_job import RunningJob
 from sqlalchemy_locks.workers.threaded import Worker, refuse_unfinished
 
@@ -82,7 +82,7 @@ def run_until_empty(
         except Exception as error:
             failed += 1
             failure = failure_of(config, job, error)
-            locks.run(failure_operation(queue, job, failure.text, failure.pause))
+            locks.run(failure.operation(queue, job))
             if not retry:
                 raise
         else:

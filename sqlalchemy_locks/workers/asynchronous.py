@@ -250,7 +250,7 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
 
     async def _listen_until_lost(self) -> None:
         """Listen until the connection is lost."""
-        topic = self.config.queue.topic(self.config.name)
+        topic = self.config.queue._jobs.topic(self.config.name)
         connection = await greenlet_spawn(self.config.engine.raw_connection)
         driver: Any = connection.driver_connection
         connection.detach()  # it doesn't return to the pool

@@ -17,7 +17,7 @@ from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.errors import Discard, Retry
 from sqlalchemy_locks.queue.acknowledge import DEAD, RUNNING, skip_locked
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.workers.config import WorkerConfig, default_pause
+from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, log
 from sqlalchemy_locks.workers.running_job import RunningJob
 
@@ -26,13 +26,6 @@ from sqlalchemy_locks.workers.running_job import RunningJob
 LOCKED_INTERVAL = 0.25
 #: what is stored instead of an error that the database can't store
 UNSTORABLE = "the error could not be stored: see the log of the worker"
-
-
-def failure_operation(queue: Queue, job: RunningJob, error: str, pause: float | None) -> Operation[Any]:
-    """Return the operation that fails a job, or marks it as dead where there is no pause."""
-    if pause is None:
-        return queue.fail(job._pair, error=error, retry=False)
-    return queue.fail(job._pair, error=error, retry_in=pause)
 
 
 class Undecodable(Exception):
@@ -44,13 +37,19 @@ class Failure(NamedTuple):
 
     #: the text that is stored
     text: str
-    #: until the next attempt, in seconds; ``None``: there is none
+    #: the job may be tried again
+    retry: bool
+    #: until the next attempt, in seconds; ``None``: the default
     pause: float | None
     error: BaseException
 
     def is_last(self, job: RunningJob) -> bool:
         """Return whether the job is dead after this attempt."""
-        return bool(self.pause is None or job._value("attempts") >= job._value("max_attempts"))
+        return bool(not self.retry or job._value("attempts") >= job._value("max_attempts"))
+
+    def operation(self, queue: Queue, job: RunningJob, text: str | None = None) -> Operation[Any]:
+        """Return the operation that reports it. :param text: what is stored instead of its own text."""
+        return queue.fail(job._pair, error=text or self.text, retry_in=self.pause, retry=self.retry)
 
 
 class PendingAcks:
@@ -103,11 +102,11 @@ class PendingAcks:
 
     def _fail(self, job: RunningJob, failure: Failure, waits: bool) -> int:
         try:
-            return self._perform(failure_operation(self._queue, job, failure.text, failure.pause), waits)
+            return self._perform(failure.operation(self._queue, job), waits)
         except Exception as error:
             # whatever it is: an encoding, a packet that is too large, and then perhaps a lost connection
             log(logging.WARNING, "An error could not be stored, and is left out: %s", error)
-            return self._perform(failure_operation(self._queue, job, UNSTORABLE, failure.pause), waits)
+            return self._perform(failure.operation(self._queue, job, UNSTORABLE), waits)
 
     def _confirm(self, jobs: list[RunningJob], changed: int) -> None:
         """Remove jobs that were sent; the database has changed the rows of so many of them."""
@@ -140,8 +139,9 @@ def failure_of(config: WorkerConfig, job: RunningJob, error: BaseException) -> F
     """Return what is stored of an attempt that raised, and log it."""
     attempt, most = job._value("attempts"), job._value("max_attempts")
     expected = isinstance(error, (Discard, Retry))
-    pause = None if isinstance(error, (Discard, Undecodable)) else _pause_after(config, error, attempt)
-    failure = Failure(_text_of(error) if expected else format_error(error), pause, error)
+    retry = not isinstance(error, (Discard, Undecodable))
+    pause = _pause_after(config, error, attempt) if retry else None
+    failure = Failure(_text_of(error) if expected else format_error(error), retry, pause, error)
     last = failure.is_last(job)
     log(
         logging.INFO if expected and not last else logging.WARNING,
@@ -150,22 +150,22 @@ def failure_of(config: WorkerConfig, job: RunningJob, error: BaseException) -> F
         config.name,
         attempt,
         most,
-        "is dead" if last else f"is tried again in {pause:.1f} s",
+        "is dead" if last else "is tried again",
         error,
         exc_info=None if expected else error,
     )
     return failure
 
 
-def _pause_after(config: WorkerConfig, error: BaseException, attempt: int) -> float:
-    """Return the pause until the next attempt, in seconds."""
+def _pause_after(config: WorkerConfig, error: BaseException, attempt: int) -> float | None:
+    """Return the pause until the next attempt, in seconds; ``None``: the default."""
     if isinstance(error, Retry) and error.pause is not None:
         return error.pause
     try:
         return config.retry_pause(attempt)
     except (Exception, SystemExit, asyncio.CancelledError) as wrong:
         log(logging.ERROR, "retry_in failed, and the default is used: %s", wrong, exc_info=wrong)
-        return default_pause(attempt)
+        return None
 
 
 def _text_of(error: BaseException) -> str:

@@ -245,7 +245,7 @@ class Worker(BaseWorker[Handler, Engine]):
                 far.close()
 
     def _listen(self, ended: threading.Event, end: socket.socket) -> None:
-        config, topic = self.config, self.config.queue.topic(self.config.name)
+        config, topic = self.config, self.config.queue._jobs.topic(self.config.name)
         self._idle.wait()
         while not ended.is_set():
             try:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import OperationalError
 
 import sqlalchemy_locks as sl
@@ -102,30 +102,7 @@ def test_close_takes_every_step_that_succeeds(engine: Engine) -> None:
     assert counts(engine) == {"all": 10, "completed": 0, "dead": 1, "running": 1, "waiting": 8}
 
 
-def test_a_standby_is_retried(lite: Engine) -> None:
-    put(lite, 1)
-    state = state_of(lite, stalled_after=None, heartbeat=3600)
-    perform = state.database.perform
-
-    def standby(*_: Any) -> Any:
-        raise sl.NotWritable("a standby")
-
-    state.database.perform = standby  # type: ignore[method-assign]
-    state.cycle()
-    assert state.pause() > 0
-    state.database.perform = perform  # type: ignore[method-assign]
-    state.cycle()
-    assert state.take() is not None
-
-
-def test_missing_tables_raise(servers: Servers) -> None:
-    engine = create_engine(servers.fresh("sqlite", "pysqlite"))
-    with pytest.raises(sl.NotInstalled):
-        sl.Worker(queue, print, bind=engine).run()
-    engine.dispose()
-
-
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
 def test_a_server_restart_loses_no_job(name: str) -> None:
     server = real.start(name)
     assert isinstance(server, real.SQLServer)
