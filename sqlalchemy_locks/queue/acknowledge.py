@@ -22,6 +22,7 @@ from sqlalchemy import (
     func,
     literal,
     null,
+    or_,
     select,
     true,
     tuple_,
@@ -222,28 +223,19 @@ class ReleaseJobs(UpdateOwnedJobs):
 
 
 class Fail(UpdateOwnedJobs):
-    """Returns jobs to the queue after a pause, or marks them as dead.
-
-    :param pause: ``given`` in seconds, ``doubling`` with each attempt, or ``never`` to be tried again.
-    """
-
-    def __init__(self, jobs: Jobs, pause: str) -> None:
-        super().__init__(jobs, "Queue.fail")
-        self.pause = pause
+    """Returns jobs to the queue after a pause, which doubles with each attempt if none is bound, or marks them dead."""
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        pause: Any = bindparam("locks_pause", type_=Float())
-        if self.pause != "given":
-            pause = case(
-                (at.attempts > DOUBLINGS + 1, LONGEST_RETRY_PAUSE),
-                else_=literal(FIRST_PAUSE).op("<<", return_type=Integer())(at.attempts - ONE),
-            )
-        dead = true() if self.pause == "never" else at.attempts >= at.max_attempts
-        error = bindparam("locks_error", type_=at.error.type)
+        doubled = case(
+            (at.attempts > DOUBLINGS + 1, LONGEST_RETRY_PAUSE),
+            else_=literal(FIRST_PAUSE).op("<<", return_type=Integer())(at.attempts - ONE),
+        )
+        pause: Any = func.coalesce(bindparam("locks_pause", type_=Float()), doubled, type_=Float())
+        dead = or_(bindparam("locks_retry", type_=Integer()) == 0, at.attempts >= at.max_attempts)
         return {
             **end_attempt(at, dead),
             at.run_at: case((dead, at.run_at), else_=PlusSeconds(Now(), pause)),
-            at.error: error,
+            at.error: bindparam("locks_error", type_=at.error.type),
         }
 
 

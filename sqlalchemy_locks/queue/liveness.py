@@ -108,8 +108,8 @@ class Requeue(Sweep):
         seconds that are bound.
     """
 
-    def __init__(self, jobs: Jobs, by: str | None, *, since: bool = False) -> None:
-        super().__init__(jobs, "Queue.requeue_stalled", by)
+    def __init__(self, jobs: Jobs, *, since: bool = False) -> None:
+        super().__init__(jobs, "Queue.requeue_stalled")
         kind: Any = Instant() if since else Float()
         silent, forgotten = (bindparam(name, type_=kind) for name in ("locks_silent", "locks_forgotten"))
         self._silent_at: Any = silent if since else SecondsAgo(silent)
@@ -134,7 +134,7 @@ class Requeue(Sweep):
             present = select(workers["host"]).where(workers["host"] == at.processing_host).exists()
             taken = at.processing_host.in_(bindparam("locks_hosts", type_=at.processing_host.type, expanding=True))
             stalled = or_(taken, and_(old, ~present))
-        conditions = (*self.jobs.running(at), stalled, *self.chosen(at))
+        conditions = (*self.jobs.running(at), stalled, self.chosen(at.queue_id))
         return CaptureSpec(at.table, conditions, requeue(at), (at.started_at,), self.jobs.target)
 
     def _run(self, execution: Execution, spec: CaptureSpec) -> Any:
@@ -174,7 +174,11 @@ class Requeue(Sweep):
         workers = self.jobs.workers.columns(context)
         heartbeat_at = workers["heartbeat_at"]
         running = select(at.processing_host.label("host"), func.count().label("jobs"))
-        jobs = running.where(*self.jobs.running(at), *self.chosen(at)).group_by(at.processing_host).subquery("jobs")
+        jobs = (
+            running.where(*self.jobs.running(at), self.chosen(at.queue_id))
+            .group_by(at.processing_host)
+            .subquery("jobs")
+        )
         silent = select(workers["host"], func.coalesce(jobs.c.jobs, 0))
         silent = silent.outerjoin_from(workers.table, jobs, jobs.c.host == workers["host"])
         silent = silent.where(heartbeat_at < self._silent_at, or_(jobs.c.jobs > 0, heartbeat_at < self._forgotten_at))

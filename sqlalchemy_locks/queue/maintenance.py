@@ -4,45 +4,33 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Float, bindparam, literal_column, null
+from sqlalchemy import Float, bindparam, literal_column, null, or_
 
 from sqlalchemy_locks.captures.statements import CaptureSpec
 from sqlalchemy_locks.core.operation import BuildContext, Operation
-from sqlalchemy_locks.core.roles import RoleColumns
 from sqlalchemy_locks.queue.jobs import JobCapture, Jobs
 from sqlalchemy_locks.sql.clock import Now, SecondsAgo
 
 
 class Sweep(JobCapture):
-    """A capture that only counts its rows.
-
-    :param by: the role of a column whose value restricts it, bound as ``locks_chosen``; ``None``: all jobs.
-    """
+    """A capture that only counts its rows, in the queue bound as ``locks_queue``; ``None``: in all queues."""
 
     counts = True
 
-    def __init__(self, jobs: Jobs, name: str, by: str | None) -> None:
-        super().__init__(jobs, name)
-        self.by = by
-
-    def chosen(self, at: RoleColumns) -> list[Any]:
-        if self.by is None:
-            return []
-        column = at.roles[self.by]
-        return [column == bindparam("locks_chosen", type_=column.type)]
+    def chosen(self, column: Any, name: str = "locks_queue") -> Any:
+        """Return the condition that a column has the value that is bound, if any is."""
+        value = bindparam(name, type_=column.type)
+        return or_(value.is_(None), column == value)
 
 
 class Revive(Sweep):
     """Returns dead jobs to the queue with all their attempts."""
 
-    def __init__(self, jobs: Jobs, by: str | None) -> None:
-        super().__init__(jobs, "Queue.revive", by)
-
     def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
         changes = {at.attempts: literal_column("0"), at.run_at: Now(), at.started_at: null(), at.failed_at: null()}
-        conditions = (at.failed_at.is_not(None), *self.chosen(at))
-        return CaptureSpec(at.table, conditions, changes, (at.failed_at,), self.jobs.target)
+        chosen = self.chosen(at.queue_id), self.chosen(at.external_id, "locks_chosen")
+        return CaptureSpec(at.table, (at.failed_at.is_not(None), *chosen), changes, (at.failed_at,), self.jobs.target)
 
 
 class DeleteJobs(Sweep):
@@ -51,8 +39,8 @@ class DeleteJobs(Sweep):
     :param role: the timestamp that is compared, ``completed_at`` or ``failed_at``.
     """
 
-    def __init__(self, jobs: Jobs, role: str, by: str | None) -> None:
-        super().__init__(jobs, "Queue.delete_finished", by)
+    def __init__(self, jobs: Jobs, role: str) -> None:
+        super().__init__(jobs, "Queue.delete_finished")
         self.role = role
 
     def repeatable(self, operation: Operation[Any]) -> bool:
@@ -61,5 +49,5 @@ class DeleteJobs(Sweep):
     def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
         ended = at.roles[self.role]
-        conditions = (ended <= SecondsAgo(bindparam("locks_older", type_=Float())), *self.chosen(at))
-        return CaptureSpec(at.table, conditions, {}, (ended,), self.jobs.target)
+        old = ended <= SecondsAgo(bindparam("locks_older", type_=Float()))
+        return CaptureSpec(at.table, (old, self.chosen(at.queue_id)), {}, (ended,), self.jobs.target)

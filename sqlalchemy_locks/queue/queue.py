@@ -10,7 +10,7 @@ in the transaction that completes the job.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -48,7 +48,7 @@ from sqlalchemy_locks.queue.liveness import (
     SendHeartbeat,
     WorkerRow,
 )
-from sqlalchemy_locks.queue.maintenance import DeleteJobs, Revive
+from sqlalchemy_locks.queue.maintenance import DeleteJobs, Revive, Sweep
 from sqlalchemy_locks.sql.tables import job_indexes
 
 if TYPE_CHECKING:
@@ -120,23 +120,19 @@ class Queue(EntityPattern[E]):
         self._claimed_jobs = ClaimedJobs(jobs, "Queue.complete")
         self._begin_jobs = BeginJobs(jobs, "Queue.begin")
         self._release = ReleaseJobs(jobs, "Queue.release")
-        self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
-        self._requeue = {by: Requeue(jobs, by) for by in (None, "queue_id")}
-        self._requeue_since = Requeue(jobs, "queue_id", since=True)
+        self._fail = Fail(jobs, "Queue.fail")
+        self._requeue = Requeue(jobs)
+        self._requeue_since = Requeue(jobs, since=True)
         if jobs.workers is not None:
             self._worker: dict[type[WorkerRow], WorkerRow] = {
                 kind: kind(jobs.workers, "Worker") for kind in _WORKER_OPERATIONS
             }
-        self._revive = {by: Revive(jobs, by) for by in (None, "queue_id", "external_id")}
-        self._delete = {
-            (dead, by): DeleteJobs(jobs, "failed_at" if dead else "completed_at", by)
-            for dead in (False, True)
-            for by in (None, "queue_id")
-        }
+        self._revive = Revive(jobs, "Queue.revive")
+        self._delete = {dead: DeleteJobs(jobs, "failed_at" if dead else "completed_at") for dead in (False, True)}
         self._stats = Stats(jobs, "Queue.stats")
         self._get = GetJob(jobs, "Queue.get")
         self._cancel = CancelJob(jobs, "Queue.cancel")
-        self._reschedule = {when: RescheduleJob(jobs, when) for when in ("at", "in")}
+        self._reschedule = RescheduleJob(jobs, "Queue.reschedule")
         if jobs.paused is not None:
             self._pause = row_admin.CreateRows(jobs.paused, "Queue.pause", lambda at: {}, retries=False)
             self._resume = ResumeQueues(jobs.paused)
@@ -276,12 +272,9 @@ class Queue(EntityPattern[E]):
         """
         if not isinstance(error, str):
             raise TypeError(f"error is a str, not {error!r}")
-        values = {**self._jobs.owned(jobs), "locks_error": storable(error)}
-        if not retry:
-            return Operation(self._fail["never"], values)
-        if retry_in is None:
-            return Operation(self._fail["doubling"], values)
-        return Operation(self._fail["given"], {**values, "locks_pause": bounded_seconds(retry_in, "retry_in")})
+        pause = None if retry_in is None else bounded_seconds(retry_in, "retry_in")
+        values = {"locks_error": storable(error), "locks_pause": pause, "locks_retry": int(retry)}
+        return Operation(self._fail, {**self._jobs.owned(jobs), **values})
 
     @shaped(INT_ROW)
     def release(self, jobs: Any) -> Operation[Any]:
@@ -328,18 +321,14 @@ class Queue(EntityPattern[E]):
     ) -> Operation[Any]:
         """Return dead jobs to the queue with all their attempts, once the cause of their failure is fixed.
 
-        :param queue: only those of this queue. :param external_id: only this one.
+        :param queue: only those of this queue. :param external_id: only the one with this id.
         :param limit: the most jobs of one call; call it again when it returns as many.
         :return: how many.
 
         >>> session.scalar(queue.revive(queue="mail"))
         """
-        if external_id is None:
-            return self._sweep(self._revive, limit, queue)
-        if queue is not None:
-            raise ValueError("Queue.revive: give queue or external_id, not both")
-        values = {LIMIT: valid_int(limit, "limit"), "locks_chosen": as_uuid(external_id)}
-        return Operation(self._revive["external_id"], values)
+        id = None if external_id is None else as_uuid(external_id)
+        return self._sweep(self._revive, limit, queue, locks_chosen=id)
 
     @shaped(INT_ROW)
     def delete_finished(
@@ -358,14 +347,12 @@ class Queue(EntityPattern[E]):
         >>> session.scalar(queue.delete_finished(7 * 86400))
         0
         """
-        impls = {by: self._delete[bool(dead), by] for by in (None, "queue_id")}
-        return self._sweep(impls, limit, queue, locks_older=bounded_seconds(older_than, "older_than"))
+        older = bounded_seconds(older_than, "older_than")
+        return self._sweep(self._delete[bool(dead)], limit, queue, locks_older=older)
 
-    def _sweep(self, impls: Mapping[Any, Any], limit: int, queue: str | None, **values: Any) -> Operation[Any]:
-        values[LIMIT] = valid_int(limit, "limit")
-        if queue is None:
-            return Operation(impls[None], values)
-        return Operation(impls["queue_id"], {**values, "locks_chosen": valid_name(queue, "a queue")})
+    def _sweep(self, impl: Sweep, limit: int, queue: str | None, **values: Any) -> Operation[Any]:
+        name = None if queue is None else valid_name(queue, "a queue")
+        return Operation(impl, {**values, LIMIT: valid_int(limit, "limit"), "locks_queue": name})
 
     def get(self, id: UUID | str) -> Operation[Any]:
         """Read one job, whatever its state.
@@ -420,9 +407,9 @@ class Queue(EntityPattern[E]):
         values: dict[str, Any] = {"locks_chosen": as_uuid(id)}
         if (run_at is None) == (run_in is None):
             raise ValueError("Queue.reschedule: give run_at or run_in, and not both")
-        if run_in is not None:
-            return Operation(self._reschedule["in"], {**values, "locks_run_in": bounded_seconds(run_in, "run_in")})
-        return Operation(self._reschedule["at"], {**values, "locks_run_at": utc_instant(run_at)})
+        values["locks_run_in"] = None if run_in is None else bounded_seconds(run_in, "run_in")
+        values["locks_run_at"] = None if run_at is None else utc_instant(run_at)
+        return Operation(self._reschedule, values)
 
     @shaped(INT_ROW)
     def pause(self, *queues: str) -> Operation[Any]:
@@ -494,7 +481,7 @@ class Queue(EntityPattern[E]):
     def _requeue_silent(self, since: datetime, *, queue: str, limit: int) -> Operation[Any]:
         """Requeue the jobs of workers that have sent no heartbeat since an instant."""
         forgotten = since - timedelta(seconds=FORGET_AFTER)
-        values = {LIMIT: limit, "locks_chosen": queue, "locks_silent": since, "locks_forgotten": forgotten}
+        values = {LIMIT: limit, "locks_queue": queue, "locks_silent": since, "locks_forgotten": forgotten}
         return Operation(self._requeue_since, values)
 
     def _of_worker(self, kind: type[WorkerRow], host: str) -> Operation[Any]:

@@ -64,8 +64,6 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
 
     def _make_events(self) -> None:
         self._wake = asyncio.Event()
-        #: set once a search has found fewer jobs than there are free slots; until then the worker searches anyway
-        self._idle = asyncio.Event()
 
     async def run(self, *, until_empty: bool = False) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only where the loop supports signal handlers, and the
@@ -85,7 +83,7 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
         self._cancelled_before, self._context = _cancellations(self._runner), contextvars.copy_context()
         self._tasks: set[asyncio.Task[None]] = set()
         try:
-            async with self._signals(), self._listening():
+            async with self._signals(), self._listening(until_empty):
                 try:
                     await self._run(until_empty)
                 finally:
@@ -171,10 +169,7 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
         await self._query(state.cycle)
         while (job := state.take()) is not None:
             self._begin(state, job)
-        pause = state.pause()
-        if pause and state.idle:
-            self._idle.set()
-        await _wait(self._wake, pause)
+        await _wait(self._wake, state.pause())
         return True
 
     async def _query(self, work: Callable[[], None]) -> bool:
@@ -196,37 +191,34 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
         return True
 
     def _begin(self, state: WorkerState, job: RunningJob) -> None:
-        """Run a job in a task of its own, which its handler may cancel at any time, and then another one."""
-        # not in the context of the job before
-        # a task whose handler cancels it as it returns has no result
-        outcome: list[BaseException | None] = []
-        task = self._context.copy().run(asyncio.create_task, self._call(state, job, outcome))
+        """Run a job in a task of its own, which its handler may cancel at any time; not in the context of another."""
+        task = self._context.copy().run(asyncio.create_task, self._call(state, job))
         self._tasks.add(task)
-        task.add_done_callback(partial(self._done, state, job, outcome))
+        task.add_done_callback(partial(self._done, state, job))
 
-    async def _call(self, state: WorkerState, job: RunningJob, outcome: list[BaseException | None]) -> None:
+    async def _call(self, state: WorkerState, job: RunningJob) -> None:
+        error: BaseException | None = None
         try:
             await state.call(job, self.handler)
-        except BaseException as error:
-            outcome.append(error)
-        else:
-            outcome.append(None)
+        except BaseException as raised:
+            error = raised
+        self._report(state, job, error)
 
-    def _done(
-        self, state: WorkerState, job: RunningJob, outcome: list[BaseException | None], task: asyncio.Task[None]
-    ) -> None:
+    def _done(self, state: WorkerState, job: RunningJob, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        error = outcome[0] if outcome else asyncio.CancelledError()
+        if id(job) in state.running:  # the task was cancelled before it began
+            self._report(state, job, asyncio.CancelledError())
+
+    def _report(self, state: WorkerState, job: RunningJob, error: BaseException | None) -> None:
         if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
             return  # the job no longer runs, and is released
         state.done(job, error)
         self._wake.set()
 
     @contextlib.asynccontextmanager
-    async def _listening(self) -> AsyncIterator[None]:
-        """On PostgreSQL: listen in a task for jobs that are put, once the worker is idle."""
-        self._idle.clear()
-        if not self.config.listens:
+    async def _listening(self, until_empty: bool) -> AsyncIterator[None]:
+        """On PostgreSQL: listen in a task for jobs that are put."""
+        if until_empty or not self.config.listens:
             yield
             return
         listener = asyncio.create_task(self._listen())
@@ -238,7 +230,6 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
             await shielded(_end(listener, 0.5), raise_cancelled=True)
 
     async def _listen(self) -> None:
-        await self._idle.wait()
         while True:
             try:
                 if not await greenlet_spawn(supports_listen, self.config.engine):

@@ -92,8 +92,6 @@ class Worker(BaseWorker[Handler, Engine]):
 
     def _make_events(self) -> None:
         self._wake = WakeEvent()
-        #: set once a search has found fewer jobs than there are free slots; until then the worker searches anyway
-        self._idle = threading.Event()
         #: wakes the thread that waits for the others
         self._progress = WakeEvent()
 
@@ -117,7 +115,7 @@ class Worker(BaseWorker[Handler, Engine]):
         if not self._is_running.acquire(blocking=False):
             raise ReentryError("this worker is running already: make another one")
         try:
-            with _signals(self.stop), self._listening():
+            with _signals(self.stop), self._listening(until_empty):
                 self._run_within_grace(until_empty)
         finally:
             self._stop = StopRequest()
@@ -203,8 +201,6 @@ class Worker(BaseWorker[Handler, Engine]):
         while (job := state.take()) is not None:
             jobs.put(job)
         if pause := state.pause():
-            if state.idle:
-                self._idle.set()
             self._wake.wait(pause)
         return True
 
@@ -225,10 +221,9 @@ class Worker(BaseWorker[Handler, Engine]):
             state.fail(error)
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        """On PostgreSQL: listen in a thread for jobs that are put, once the worker is idle."""
-        self._idle.clear()
-        if not self.config.listens:
+    def _listening(self, until_empty: bool) -> Iterator[None]:
+        """On PostgreSQL: listen in a thread for jobs that are put."""
+        if until_empty or not self.config.listens:
             yield
             return
         ended, (near, far) = threading.Event(), socket.socketpair()
@@ -238,7 +233,6 @@ class Worker(BaseWorker[Handler, Engine]):
             yield
         finally:
             ended.set()
-            self._idle.set()
             near.close()  # wakes the thread
             thread.join(0.5)  # it may be connecting to a server that doesn't reply
             if not thread.is_alive():
@@ -246,7 +240,6 @@ class Worker(BaseWorker[Handler, Engine]):
 
     def _listen(self, ended: threading.Event, end: socket.socket) -> None:
         config, topic = self.config, self.config.queue._jobs.topic(self.config.name)
-        self._idle.wait()
         while not ended.is_set():
             try:
                 if not supports_listen(config.engine):

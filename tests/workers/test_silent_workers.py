@@ -122,7 +122,7 @@ def test_a_reclaim_looks_again_when_it_has_locked_the_row(engine_to: MakeEngine,
     state.cycle()
     silence(engine, state)
     hasty = sl.Queue()
-    impl: Any = hasty._requeue[None]
+    impl: Any = hasty._requeue
     delete_silent = impl._delete
 
     def after_a_heartbeat(execution: Any, at: Any, host: str) -> bool:
