@@ -165,8 +165,8 @@ class Queue(EntityPattern[E]):
             the same one twice. When it is executed, for a payload with NaN, an infinity, NUL, or half of a surrogate
             pair.
         :raises TypeError: when it is executed, for a payload that is no JSON value.
-        :raises Unsupported: for several payloads in autocommit on MySQL, MariaDB and SQLite; and on MySQL and MariaDB
-            for a table of your own with another unique constraint.
+        :raises Unsupported: for several payloads in autocommit on MySQL, MariaDB and SQLite, or any in a table of your
+            own on PostgreSQL; and on MySQL and MariaDB for such a table with another unique constraint.
 
         Executed again, it puts other jobs, unless their ids are given; a retry by ``Locks`` after a lost reply puts the
         same ones.
