@@ -64,7 +64,8 @@ class Stats(JobOperation):
         """Count running jobs, and those whose worker is silent, or has no row and captured them as long ago."""
         columns = [at.queue_id.label("queue_id"), at.started_at.label("at"), at.processing_host.label("host")]
         runs = select(*columns).where(*self.jobs.running(at)).limit(_EVERY).subquery("runs")
-        last, jobs = runs.c.at, runs
+        last: Any = runs.c.at
+        jobs: Any = runs
         if self.jobs.workers is not None:
             workers = self.jobs.workers.columns(context)
             last = func.coalesce(workers["heartbeat_at"], runs.c.at)

@@ -57,7 +57,7 @@ class RunningJob:
 
     @property
     def _row(self) -> Any:
-        return _row(tuple(self._jobs.keys), self._values)
+        return _row(tuple(self._jobs.keys), tuple(self._values))
 
     def _value(self, role: str) -> Any:
         """Return what the row has in the column of a role."""

@@ -144,22 +144,6 @@ def test_rows_come_in_order(engine: Engine, order: Any) -> None:
         connection.rollback()
 
 
-@pytest.mark.parametrize(
-    "order",
-    [(Part.weight.nulls_first(), Part.number), (Part.weight.desc().nulls_last(), Part.number)],
-    ids=["nulls first", "nulls last"],
-)
-@pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
-def test_nulls_first_and_last(engine_to: MakeEngine, name: str, order: Any) -> None:
-    engine = engine_to(name)
-    fill(engine, *(Part(shelf="a", number=n, weight=n % 3 or None) for n in range(1, 10)))
-    with Session(engine) as session:
-        expected = [part.number for part in session.scalars(select(Part).order_by(*order))]
-        session.rollback()
-        taken = session.scalars(sl.capture(Part, values={"weight": Part.weight}, order_by=order, limit=9)).all()
-        assert [part.number for part in taken] == expected
-
-
 def test_order_by_a_column_that_is_set(engine: Engine) -> None:
     fill(engine, *(Order(id=id, rank=100 - id) for id in range(1, 10)))
     with Session(engine) as session:

@@ -169,7 +169,7 @@ def test_pending_changes_are_flushed_or_refused(kind: Engine, autoflush: bool) -
         assert [order.region for order in session.scalars(paid(2))] == [None, "north"]
 
 
-def test_a_union_of_concrete_classes_is_refused(engine_to: MakeEngine) -> None:
+def test_a_union_of_concrete_classes_is_refused() -> None:
     """Each class of a ConcreteBase is read from a union; InnoDB doesn't lock rows of a derived table."""
 
     class Local(DeclarativeBase):
@@ -187,29 +187,8 @@ def test_a_union_of_concrete_classes_is_refused(engine_to: MakeEngine) -> None:
         state: Mapped[str] = mapped_column(default="new")
         __mapper_args__ = {"polymorphic_identity": "leaf", "concrete": True}
 
-    class Root(Local):
-        __tablename__ = "root"
-        id: Mapped[int] = mapped_column(primary_key=True)
-        state: Mapped[str] = mapped_column(default="new")
-
-    class Sapling(Root):
-        __tablename__ = "sapling"
-        id: Mapped[int] = mapped_column(primary_key=True)
-        state: Mapped[str] = mapped_column(default="new")
-        __mapper_args__ = {"concrete": True}
-
-    def of(entity: Any) -> Any:
-        return sl.capture(entity, where=entity.state == "new", values={"state": "busy"}, limit=9)
-
     for entity in (Node, Leaf):
         with pytest.raises(ValueError, match=f"{entity.__name__}.__table__"):
-            of(entity)
+            sl.capture(entity, where=entity.state == "new", values={"state": "busy"})
         with pytest.raises(ValueError, match="another table"):
             sl.StateTransition(entity, id=entity.id, status=entity.state)
-    engine = engine_to("sqlite")
-    Local.metadata.create_all(engine)
-    fill(engine, Root(id=1), Sapling(id=2))
-    with Session(engine) as session:
-        assert [(type(each), each.id) for each in session.scalars(of(Sapling))] == [(Sapling, 2)]
-        assert [(type(each), each.id) for each in session.scalars(of(Root))] == [(Root, 1)]
-    Local.metadata.drop_all(engine)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import pytest
 from sqlalchemy import Engine, text
 
 from sqlalchemy_locks.queue.acknowledge import skip_locked
-from tests.conftest import Servers, install
-from tests.fixtures.parties import connected
 from tests.fixtures.queues import MakeEngine, put, silenced
-from tests.fixtures.worker_states import counts, fetch, fetched, finish_all, queue, state_of
+from tests.fixtures.worker_states import counts, fetch, fetched, queue
 
 
 def test_fetch_completes_and_captures(engine: Engine) -> None:
@@ -74,48 +71,3 @@ def test_updates_use_the_primary_key(engine_to: MakeEngine) -> None:
             plan = connection.exec_driver_sql(f"EXPLAIN {compiled}", compiled.params).scalars().all()
             assert not [line for line in plan if "job_running" in line]
             assert [line for line in plan if "job_pkey" in line]
-
-
-@pytest.mark.parametrize("batch", [10, 100])
-def test_plans_made_on_an_empty_table_serve_a_large_one(servers: Servers, batch: int) -> None:
-    """PostgreSQL keeps a worker's plans until the table is analyzed, up to a minute after jobs were put."""
-    url = servers.fresh("postgresql15", "psycopg")
-    install(url)
-    with connected(url, pool_size=1, max_overflow=0, isolation_level="AUTOCOMMIT") as engine:
-
-        def execute(statement: Any) -> Any:
-            with engine.connect() as connection:
-                result = connection.execute(statement)
-                return result.scalar() if getattr(result, "returns_rows", False) else None
-
-        def pages() -> int:
-            execute(text("SELECT pg_stat_force_next_flush()"))
-            columns = "heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit"
-            return int(execute(text(f"SELECT sum({columns}) FROM pg_statio_user_tables")))
-
-        def pages_of_a_cycle() -> int:
-            before = pages()
-            state.cycle()
-            return pages() - before
-
-        execute(text("ALTER TABLE lock.job SET (autovacuum_enabled = off)"))
-        state = state_of(engine, batch=batch, concurrency=batch)
-        for _ in range(15):
-            execute(queue.put(*range(batch)))
-            state.cycle()
-            assert len(finish_all(state)) == batch
-            state.cycle()
-        execute(
-            text(
-                "INSERT INTO lock.job (external_id, payload) SELECT gen_random_uuid(), '{}' FROM generate_series(1, 50000)"
-            )
-        )
-        state.cycle()
-        assert len(finish_all(state)) == batch
-        generic = pages_of_a_cycle()
-        finish_all(state)
-        execute(text("ANALYZE"))
-        state.cycle()
-        finish_all(state)
-        analyzed = pages_of_a_cycle()
-        assert generic <= 1.3 * analyzed

@@ -28,7 +28,6 @@ from sqlalchemy_locks.queue.mixin import JobColumns
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.parties import connected
 from tests.fixtures.queues import ENGINES, silenced
-from tests.fixtures.worker_states import beat, state_for
 
 
 class Base(DeclarativeBase):
@@ -240,46 +239,6 @@ def test_a_class_without_the_columns_is_refused() -> None:
         sl.Queue(Renamed)
     with pytest.raises(TypeError, match="mapped class"):
         sl.Queue("mail")
-
-
-@pytest.mark.parametrize("engine", ["postgresql15", "sqlite"], indirect=True)
-@pytest.mark.parametrize(
-    "name",
-    ["chosen", "numbered", "captured", "owned", "one", "unlocked", "jobs", "put", "existing"],
-)
-def test_a_table_may_have_the_name_of_a_cte(engine: Engine, name: str) -> None:
-    class Base(DeclarativeBase):
-        pass
-
-    class Job(JobColumns, Base):
-        __tablename__ = name
-
-    class Worker(sl.WorkerColumns, Base):
-        __tablename__ = f"{name}_worker"
-
-    own = sl.Queue(Job, workers=Worker)
-    Base.metadata.drop_all(engine)
-    Base.metadata.create_all(engine)
-    try:
-        with engine.begin() as connection:
-            id = connection.scalar(own.put(0))
-            assert connection.scalar(own.put(0, external_id=id)) == id
-            connection.execute(own.put(1, 2, 3))
-        state = state_for(sl.Worker(own, print, bind=engine, batch=2))
-        seen = []
-        for _ in range(3):
-            state.cycle()
-            beat(state)
-            while (job := state.take()) is not None:
-                seen.append(int(job._mapping["payload"]))
-                state.done(job, None)
-        state.close()
-        assert seen == [0, 1, 2, 3]
-        with engine.begin() as connection:
-            assert connection.scalar(own.requeue_stalled(0)) == 0
-            connection.execute(own.delete_finished(0))
-    finally:
-        Base.metadata.drop_all(engine)
 
 
 class Message(JobColumns, Base):

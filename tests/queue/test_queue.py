@@ -326,13 +326,6 @@ def test_fail_without_retry_is_dead_immediately(engine: Engine) -> None:
     assert row(engine, job).failed_at is not None
 
 
-def test_errors_of_any_content_are_stored(engine: Engine) -> None:
-    put(engine, "job")
-    (job,) = take(engine)
-    assert scalar(engine, queue.fail(job, error="é" * 40000 + "\0 \ud800 end")) == 1
-    assert row(engine, job).error.endswith("\\0 \\ud800 end")
-
-
 @pytest.mark.parametrize("name", ["mysql", "mariadb", "postgresql15"])
 @pytest.mark.parametrize("letter", ["\udc80", "\0", "\U0001f512"], ids=ascii)
 def test_errors_are_cut_after_they_are_escaped(engine_to: MakeEngine, name: str, letter: str) -> None:
@@ -532,20 +525,6 @@ def test_async_sessions_and_async_locks(engine_to: MakeEngine, servers: Any, nam
 def test_bad_input_is_refused_before_any_sql(make: Any, error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=sentence):
         make()
-
-
-@pytest.mark.parametrize(("name", "driver"), [("postgresql15", "psycopg2"), ("mysql", "pymysql"), ("sqlite", None)])
-def test_payload_is_serialized_once(
-    engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch, name: str, driver: str | None
-) -> None:
-    engine, payloads, serialized = engine_to(name, driver), [{"é": "\U0001f512"}, None, [1.5]], []
-    dumps = json.dumps
-    monkeypatch.setattr(json, "dumps", lambda value, **options: serialized.append(value) or dumps(value, **options))
-    ids = put(engine, *payloads, queue="once")
-    assert serialized == payloads
-    monkeypatch.undo()
-    jobs = {job.external_id: job.payload for job in sl.Locks(engine).run(queue.capture(3, queue="once"))}
-    assert [jobs[each] for each in ids] == payloads
 
 
 @pytest.mark.parametrize("escaped", [True, False])

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import functools
 import logging
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -127,31 +125,6 @@ def test_context_variables_end_with_their_job(engine_to: MakeEngine, servers: Se
 
     run_async(servers, "postgresql15", "asyncpg", body)
     assert seen == ["of the worker"] * 3
-
-
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 doesn't count cancellations")
-def test_a_worker_may_run_in_a_task_that_was_cancelled_before(engine_to: MakeEngine, servers: Servers) -> None:
-    """As a drain does it after a cancellation; a later one inside a handler is still the handler's."""
-    engine = engine_to("sqlite")
-    put(engine, *range(3), max_attempts=1)
-
-    async def handler(job: Any) -> None:
-        if job.payload == 1:
-            raise asyncio.CancelledError
-
-    async def drain(bind: AsyncEngine) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(3600)
-        await sl.AsyncWorker(queue, handler, bind=bind).run(until_empty=True)
-
-    async def body(bind: AsyncEngine) -> None:
-        task = asyncio.create_task(drain(bind))
-        await asyncio.sleep(0)
-        task.cancel()
-        await task
-
-    run_async(servers, "sqlite", "aiosqlite", body)
-    assert counts(engine) == {"all": 3, "completed": 2, "dead": 1, "running": 0, "waiting": 0}
 
 
 class Unformattable(Exception):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -75,22 +74,6 @@ def test_what_fails_around_a_handler_ends_no_slot(engine_to: MakeEngine) -> None
     worker.run(until_empty=True)
     assert sorted(seen) == [0, 1, 2]
     assert counts(engine) == {"all": 3, "completed": 1, "dead": 1, "running": 0, "waiting": 1}
-
-
-def test_a_run_ends_where_idle_connections_live_shorter_than_its_pauses(engine_to: MakeEngine) -> None:
-    """The first statement of a cycle finds its connection closed."""
-    engine = engine_to("mysql", pool_size=1)
-    put(engine, 1)
-
-    @event.listens_for(engine, "connect")
-    def brief(dbapi_connection: Any, _: Any) -> None:
-        with dbapi_connection.cursor() as cursor:
-            cursor.execute("SET SESSION wait_timeout = 1")
-
-    engine.dispose()
-    options: dict[str, Any] = {"poll": 3600, "heartbeat": 3600, "stalled_after": None, "concurrency": 1}
-    sl.Worker(queue, lambda _: time.sleep(1.5), bind=engine, **options).run(until_empty=True)
-    assert counts(engine)["completed"] == 1
 
 
 def test_a_worker_runs_in_one_event_loop_after_another(engine_to: MakeEngine, servers: Servers) -> None:

@@ -12,14 +12,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
 from tests.conftest import Servers
 from tests.fixtures.parties import PATIENCE, async_connected, later, until
 from tests.fixtures.queues import MakeEngine, put
-from tests.fixtures.worker_states import counts, queue, run_async, running, state_of
+from tests.fixtures.worker_states import counts, queue, running, state_of
 
 
 @contextmanager
@@ -130,30 +129,6 @@ def test_a_lost_listener_logs_no_traceback(
         autocommit.execute(text(f"SELECT pg_terminate_backend({first})"))
         until(lambda: listener() not in (None, first))
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_a_worker_without_a_pause_opens_no_connection_to_listen(
-    engine_to: MakeEngine, servers: Servers, driver: str
-) -> None:
-    put(engine_to("postgresql15"), *range(30))
-    options: dict[str, Any] = {"concurrency": 1, "batch": 3, "prefetch": 2}
-    listeners: list[Any] = []
-
-    async def handle(_: Any) -> None: ...
-
-    async def work(bind: AsyncEngine) -> None:
-        event.listen(bind.sync_engine, "detach", lambda *given: listeners.append(given))
-        await sl.AsyncWorker(queue, handle, bind=bind, **options).run(until_empty=True)
-
-    if driver == "psycopg":
-        engine = engine_to("postgresql15")
-        event.listen(engine, "detach", lambda *given: listeners.append(given))
-        sl.Worker(queue, lambda job: None, bind=engine, **options).run(until_empty=True)
-    else:
-        run_async(servers, "postgresql15", driver, work)
-    assert counts(engine_to("postgresql15"))["completed"] == 30
-    assert listeners == []
 
 
 def test_a_completed_job_is_reported_within_a_second(lite: Engine) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -150,28 +149,6 @@ def test_killed_and_suspended_workers_lose_no_job(
     assert all(number <= attempts[job] for job, number in done)
     # only jobs of the killed and the suspended workers ran twice: a batch and two running ones each
     assert sum(number - 1 for _, number in done) <= 3 * 12
-
-
-def test_concurrency_is_not_exceeded(engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15")
-    put(engine, *range(60))
-    lock, now, most, three = threading.Lock(), 0, 0, threading.Event()
-
-    def handler(_: Any) -> None:
-        nonlocal now, most
-        with lock:
-            now += 1
-            most = max(most, now)
-            if now == 3:
-                three.set()
-        assert three.wait(PATIENCE)  # the first handlers wait until three run
-        time.sleep(0.005)
-        with lock:
-            now -= 1
-
-    with running(sl.Worker(queue, handler, bind=engine, concurrency=3, batch=7)):
-        until(lambda: counts(engine)["completed"] == 60)
-    assert most == 3
 
 
 def test_jobs_of_other_queues_are_not_captured(lite: Engine) -> None:
