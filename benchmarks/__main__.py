@@ -24,7 +24,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 BENCHMARKS = ("lock", "mutex", "semaphore", "waiting", "queue", "redis", "network", "growth")
 #: run when asked for
-OTHERS = ("page", "queue_columns")
+OTHERS = ("page",)
 PACKAGES = ("sqlalchemy", "psycopg", "asyncpg", "pymysql", "redis", "sqlalchemy-dlock", "pgqueuer", "procrastinate")
 BUILD = Path("build")
 

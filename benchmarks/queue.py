@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import os
 import statistics
 import time
@@ -199,7 +198,6 @@ def report_round_trips(url: URL) -> None:
             "put, 10 jobs": queue.put(*range(10)),
             "capture, 10 jobs": queue.capture(10),
             "complete, 10 jobs": queue.complete([(number, 1) for number in range(10)]),
-            "both, 10 jobs": queue._fetch([(1, 1)], 10, queue="default", host="wire", after=None),
         }.items():
             connection.execute(operation)
             before = wire.round_trips
@@ -211,52 +209,6 @@ def report_round_trips(url: URL) -> None:
     wire.close()
 
 
-def report_old_snapshot(url: URL) -> None:
-    """Time batches of 10 while another session holds an older snapshot."""
-    engine = create_engine(url, connect_args={"options": "-c synchronous_commit=off"})
-    jobs, now = 20_000, Processor(engine)
-    print(f"\n{jobs:,} jobs under another session's old snapshot, by quarter")
-    for name, quartered in {"from the head each time": _from_the_head, "Worker, 1 thread": _by_a_worker}.items():
-        fill(engine, jobs)
-        with engine.connect().execution_options(isolation_level="REPEATABLE READ") as old:
-            old.execute(text("SELECT count(*) FROM lock.job"))
-            ended = quartered(engine, jobs, now)
-        quarters = [(after - before) / (jobs / 40) * 1e6 for before, after in itertools.pairwise(ended)]
-        growth = quarters[-1] / quarters[0]
-        told = " -> ".join(f"{quarter:.0f}" for quarter in quarters)
-        print(f"  {name:24} {told} us a batch")
-        judge(f"{name}, last quarter / first", growth, *((1.5, 1.1) if name.startswith("Worker") else ()))
-    engine.dispose()
-
-
-def _from_the_head(engine: Engine, jobs: int, now: Processor) -> list[float]:
-    ended = [now()]
-    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        done: list[tuple[int, int]] = []
-        for turn in range(1, jobs // 10 + 1):
-            operation = queue._fetch(done, 10, queue="default", host="head", after=None)
-            done = [(job[0], job[6]) for job in connection.execute(operation).scalar_one().jobs]
-            if turn % (jobs // 40) == 0:
-                ended.append(now())
-    return ended
-
-
-def _by_a_worker(engine: Engine, jobs: int, now: Processor) -> list[float]:
-    ended, left = [now()], jobs
-
-    def handler(_: Any) -> None:
-        nonlocal left
-        left -= 1
-        if left % (jobs // 4) == 0:
-            ended.append(now())
-        if not left:
-            worker.stop()
-
-    worker = sl.Worker(queue, handler, bind=engine, concurrency=1, prefetch=10)
-    worker.run()
-    return ended
-
-
 def main() -> None:
     """Run the command line."""
     assert __doc__ is not None
@@ -264,7 +216,6 @@ def main() -> None:
     with database("postgresql15") as url:
         url = make_url(str(url.render_as_string(hide_password=False)))
         report_round_trips(url)
-        report_old_snapshot(url)
         for commit in ("off", "on"):
             report_ratios(url, commit)
 

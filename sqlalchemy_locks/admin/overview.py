@@ -34,7 +34,7 @@ Rows = list[dict[str, Any]]
 #: what an app may keep in tables of its own
 OwnTable = Queue[Any] | Mutex | Timeout
 
-#: jobs of a state, completed jobs, holders, mutexes and timeouts are counted up to this number
+#: completed jobs, holders, mutexes and timeouts are counted up to this number
 COUNT_LIMIT = 2_000
 #: a running job is stalled when its worker has sent no heartbeat for this many seconds
 STALLED_AFTER = 300.0
@@ -109,21 +109,18 @@ def ages(locks: Locks) -> Part:
     return Part(rows, {"holders": counted}, ["holders"] if counted == COUNT_LIMIT else ())
 
 
-def queues(locks: Locks) -> Rows:
-    """Return every queue with exact counts, as ``Queue.stats`` does."""
-    rows: list[Any] = locks.run(Queue().stats())
+def queues(locks: Locks, queue: Queue[Any] | None = None) -> Rows:
+    """Return every queue of the shipped table, or of the app's, with exact counts, as ``Queue.stats`` does."""
+    rows: list[Any] = locks.run((queue or Queue()).stats(stalled_after=STALLED_AFTER))
     return [{**dict(row._mapping), "oldest": utc(row.oldest)} for row in rows]
 
 
 def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
-    """Return the queues with their jobs by state, of the shipped table or of the app's, those with late jobs first.
-
-    Each row's ``at_least`` has the names of those counts that reached a limit.
-    """
-    found: Any = locks.run(activity.counts(COUNT_LIMIT, STALLED_AFTER, None if queue is None else queue._jobs))
-    rows = [{**row, "oldest": utc(row["oldest"])} for row in found["rows"]]
+    """Return the queues with their jobs by state, those with late jobs first."""
+    rows = queues(locks, queue)
     rows.sort(key=lambda row: (row["oldest"] is None, row["oldest"] or 0, row["queue_id"]))
-    return Part(rows, found["counts"], found["at_least"])
+    states = ("waiting", "scheduled", "running", "dead", "stalled")
+    return Part(rows, {"queues": len(rows), **{state: sum(row[state] for row in rows) for state in states}})
 
 
 def completed(locks: Locks) -> Part:

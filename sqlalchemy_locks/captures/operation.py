@@ -235,7 +235,8 @@ class CaptureImpl(OperationImpl):
             return IteratorResult(SimpleResultMetaData(names), iter(()))
         if (execution.context, entities) not in self._reading:
             # on a connection, the columns of the table, as those engines give them that return changed rows
-            reading: Any = select(spec.entity if entities else spec.table).where(where_keys(spec.table))
+            columns = [spec.entity] if entities else spec.read(spec.table.c)
+            reading: Any = select(*columns).where(where_keys(spec.table))
             self._reading[execution.context, entities] = reading.execution_options(populate_existing=True)
         reading = self._reading[execution.context, entities]
         values = {**execution.values, **key_parameters(spec.table, keys)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -56,8 +56,8 @@ class CaptureSpec:
     one_of: tuple[Column[Any], tuple[Any, ...]] | None = None
     #: the columns that identify a capture; their values are stored with a captured entity
     proof: tuple[Column[Any], ...] = ()
-    #: the limit, written into the statement; by default it is bound
-    limit: int | None = None
+    #: makes of the columns of the table what is read of them where rows are returned
+    read: Callable[[Iterable[Any]], list[Any]] = list
 
     @cached_property
     def mapper(self) -> Mapper[Any] | None:
@@ -147,17 +147,15 @@ def key_parameters(table: Table, keys: Sequence[tuple[Any, ...]]) -> dict[str, A
     return {KEYS: [key[0] for key in keys] if len(table.primary_key) == 1 else list(keys)}
 
 
-def _limit(spec: CaptureSpec) -> Any:
+def _limit() -> Any:
     # a literal: the plan depends on it
-    if spec.limit is not None:
-        return literal_column(str(spec.limit))
     return bindparam(LIMIT, type_=Integer(), literal_execute=True)
 
 
 def search(spec: CaptureSpec, *conditions: Any) -> Any:
     """Return the SELECT of the candidates' primary keys, without locks and without ``spec.one_of``."""
     candidates = select(*spec.keys).where(*spec.where, *conditions)
-    return candidates.order_by(*spec.order_by).limit(_limit(spec))
+    return candidates.order_by(*spec.order_by).limit(_limit())
 
 
 def select_candidates(
@@ -203,7 +201,7 @@ def _merged(spec: CaptureSpec, each: Sequence[Any]) -> Any:
         for modifier in reversed(modifiers):
             element = UnaryExpression(element, modifier=modifier)
         by.append(element)
-    return select(merged).order_by(*by).limit(_limit(spec))
+    return select(merged).order_by(*by).limit(_limit())
 
 
 def lock_candidates(spec: CaptureSpec, keys: Sequence[tuple[Any, ...]], options: Iterable[Any]) -> Any:
@@ -271,28 +269,21 @@ def _candidates_cte(spec: CaptureSpec, *, locks: bool = True) -> Any:
 
 def capture_returning(spec: CaptureSpec) -> Executable:
     """Return one statement that captures rows and returns them in order; with ``writable_ctes``."""
-    captured, order = captured_cte(spec)
-    return select(*(captured.c[column.key] for column in spec.table.c)).order_by(*order)
-
-
-def captured_cte(spec: CaptureSpec, read: Iterable[Column[Any]] | None = None) -> tuple[Any, list[Any]]:
-    """Return the CTE that captures rows, and the expressions that put them in order; with ``writable_ctes``.
-
-    :param read: the columns that it returns; by default all.
-    """
     candidates = _candidates_cte(spec)
-    changing = update(spec.table).values(spec.changed)
-    # materialised: otherwise the planner sees through the numbers, and selective_condition() has no effect
+    # materialized: otherwise the planner sees through the numbers, and selective_condition() has no effect
     numbered = (
         select(candidates, func.row_number().over().label(NUMBER)).cte("locks_numbered").prefix_with("MATERIALIZED")
     )
     pairs = (column == key for column, key in zip(spec.table.primary_key, numbered.c, strict=False))
     captured = (
-        changing.where(*pairs, selective_condition(numbered.c[NUMBER]))
-        .returning(*(spec.table.c if read is None else read), numbered.c[NUMBER])
+        update(spec.table)
+        .values(spec.changed)
+        .where(*pairs, selective_condition(numbered.c[NUMBER]))
+        .returning(*spec.table.c, numbered.c[NUMBER])
         .cte("locks_captured")
     )
-    return captured, [captured.c[NUMBER]]
+    columns = spec.read([captured.c[column.key] for column in spec.table.c])
+    return select(*columns).order_by(captured.c[NUMBER])
 
 
 def selective_condition(number: Any) -> Any:
@@ -319,7 +310,7 @@ def capture_unordered(spec: CaptureSpec, *, counts: bool) -> Executable:
     pairs = (column == key for column, key in zip(spec.table.primary_key, candidates.c, strict=True))
     changed = update(spec.table).where(*pairs).values(spec.changed)
     # not by rowcount, which Python's driver has for no statement that begins with WITH
-    return changed.returning(literal_column("1")) if counts else changed.returning(*spec.table.c)
+    return changed.returning(literal_column("1")) if counts else changed.returning(*spec.read(spec.table.c))
 
 
 def _split_modifiers(element: Any) -> tuple[Any, list[Any]]:

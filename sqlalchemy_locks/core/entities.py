@@ -121,18 +121,6 @@ class MappedTable:
                 declared.append({column.name for column in constraint.columns})
         return declared
 
-    def draws_defaults(self, columns: Iterable[Column[Any]]) -> bool:
-        """Return whether a column that isn't among the given ones has a default that Python computes for each row."""
-        others = set(self.table.columns) - set(columns)
-        return any(column.default is not None and column.default.is_callable for column in others)
-
-    def draws_updates(self) -> bool:
-        """Return whether a column has a value that Python computes for each UPDATE (``onupdate``)."""
-        return any(
-            column.onupdate is not None and not (column.onupdate.is_clause_element or column.onupdate.is_sequence)
-            for column in self.table.columns
-        )
-
     def class_condition(self) -> list[ColumnElement[bool]]:
         """Return the condition that excludes rows of sibling classes in the same table."""
         mapper = self.mapper

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -100,13 +100,6 @@ class Backend:
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
         """Return an INSERT that ignores a row whose ``key`` is present; the column has a unique constraint."""
-        raise NotImplementedError
-
-    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
-        """Return an INSERT that, if a row with this ``key`` is present, locks that row and leaves it as it is.
-
-        :param key: the columns of a unique index, whose condition, if any, is that the last one isn't NULL.
-        """
         raise NotImplementedError
 
     def missing(self, error: DBAPIError) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, ClassVar
 
 from sqlalchemy import TIMESTAMP, Column, Insert, Table, text
@@ -90,9 +90,6 @@ class MySQL(Backend):
     release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
-        return TakeRow(table)
-
-    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
         return TakeRow(table)
 
     def translate(self, error: DBAPIError) -> LockError | None:

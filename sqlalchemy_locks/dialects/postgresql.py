@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, Column, Insert, Table, bindparam, text
@@ -89,14 +89,6 @@ class PostgreSQL(Backend):
         from sqlalchemy.dialects.postgresql import insert  # not loaded before it is needed
 
         return insert(table).on_conflict_do_nothing(index_elements=[key])
-
-    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
-        from sqlalchemy.dialects.postgresql import insert  # not loaded before it is needed
-
-        inserting, last = insert(table), key[-1]
-        return inserting.on_conflict_do_update(
-            index_elements=key, index_where=last.is_not(None), set_={last.name: inserting.excluded[last.key]}
-        )
 
     def missing(self, error: DBAPIError) -> bool:
         return _sqlstate(error) in ("42883", "42P01", "3F000")

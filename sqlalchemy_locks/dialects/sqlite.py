@@ -8,7 +8,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 from weakref import WeakSet
 
@@ -57,14 +57,6 @@ class SQLite(Backend):
         from sqlalchemy.dialects.sqlite import insert  # not loaded before it is needed
 
         return insert(table).on_conflict_do_nothing(index_elements=[key])
-
-    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
-        from sqlalchemy.dialects.sqlite import insert  # not loaded before it is needed
-
-        inserting, last = insert(table), key[-1]
-        return inserting.on_conflict_do_update(
-            index_elements=key, index_where=last.is_not(None), set_={last.name: inserting.excluded[last.key]}
-        )
 
     def missing(self, error: DBAPIError) -> bool:
         return "no such table" in str(error.orig)

@@ -22,6 +22,7 @@ from sqlalchemy import (
     func,
     literal,
     null,
+    or_,
     select,
     true,
     tuple_,
@@ -32,7 +33,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.captures.statements import by_key, selective_condition
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
-from sqlalchemy_locks.queue.jobs import BEGUN, CLAIMS, IDS, PAIRS, TAKEN, JobOperation, Jobs, is_begun, owned_values
+from sqlalchemy_locks.queue.jobs import BEGUN, CLAIMS, IDS, PAIRS, TAKEN, JobOperation, Jobs, is_begun
 from sqlalchemy_locks.sql.clock import Now, PlusSeconds
 from sqlalchemy_locks.sql.elements import force_index
 
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 FIRST_PAUSE, LONGEST_RETRY_PAUSE, DOUBLINGS = 5, 3600, 9
 #: the error of a job whose last attempt ended with its worker: such a job runs alone in its process
 STALLED = "stalled: its worker sent no heartbeat"
+#: the states of a job that was begun
+RUNNING, COMPLETED, DEAD = "running", "completed", "dead"
 #: the characters of an error that are kept, from its end: what fits into every engine's column
 LONGEST_ERROR = 16000
 
@@ -81,7 +84,7 @@ class UpdateOwnedJobs(JobOperation):
         if self.skips_locked and context.backend.writable_ctes:
             unlocked = _unlocked(at)
             return statement.where(at.internal_id == unlocked.c.id, selective_condition(unlocked.c.number))
-        owned: Update = where_owned(by_key(statement), at, context)
+        owned: Update = _where_claimed(by_key(statement).where(*_unfinished(at)), at, context)
         return owned
 
     def multi_statement_reason(self, context: BuildContext) -> str:
@@ -98,7 +101,7 @@ class UpdateOwnedJobs(JobOperation):
         with execution.waiting():
             if statement is None:
                 return self._update_unlocked(execution)
-            return execution.execute(statement, owned_parameters(execution, self.jobs)).rowcount
+            return execution.execute(statement, _owned_parameters(execution, self.jobs)).rowcount
 
     def _update_unlocked(self, execution: Execution) -> int:
         """InnoDB: lock the rows that are free, then update those that are owned; return how many."""
@@ -115,17 +118,15 @@ class UpdateOwnedJobs(JobOperation):
         found: Any = execution.execute(locking, {IDS: execution.values[IDS]})
         unlocked: dict[Any, int] = dict(found.all())
         owned = [pair for pair in pairs if unlocked.get(pair[0]) == pair[1]]
-        return execution.execute(updating, {**others, **_expanded(owned)}).rowcount if owned else 0
+        if not owned:
+            return 0
+        values = {**others, PAIRS: owned, IDS: [id_ for id_, _ in owned]}
+        return execution.execute(updating, values).rowcount
 
 
 def skip_locked(operation: Operation[Any]) -> Operation[Any]:
     """Return the same operation, skipping rows that another session has locked."""
     return Operation(operation._impl.skip_locked, operation._values)  # type: ignore[attr-defined]
-
-
-def where_owned(statement: Any, at: RoleColumns, context: BuildContext) -> Any:
-    """Restrict a statement to the running jobs whose ids and claims are bound."""
-    return _where_claimed(statement.where(*_unfinished(at)), at, context)
 
 
 def _where_claimed(statement: Any, at: RoleColumns, context: BuildContext) -> Any:
@@ -170,7 +171,7 @@ def _bound_pairs(at: RoleColumns) -> Any:
     return pairs.render_derived(name="locks_owned")
 
 
-def owned_parameters(execution: Execution, jobs: Jobs) -> dict[str, Any]:
+def _owned_parameters(execution: Execution, jobs: Jobs) -> dict[str, Any]:
     """Return the values of an execution as its statement binds ids and claims."""
     values = execution.values.copy()
     if execution.backend.writable_ctes:
@@ -179,12 +180,6 @@ def owned_parameters(execution: Execution, jobs: Jobs) -> dict[str, Any]:
             values[name] = f"{{{','.join(map(str, values[name]))}}}"
     else:
         del values[CLAIMS]
-    return values
-
-
-def _expanded(pairs: list[Any]) -> dict[str, Any]:
-    values = owned_values(pairs)
-    del values[CLAIMS]
     return values
 
 
@@ -202,27 +197,22 @@ class BeginJobs(UpdateOwnedJobs):
         return {at.claim: at.claim + BEGUN, at.attempts: at.attempts + ONE}
 
 
-class ReadByClaim(JobOperation):
-    """Reads jobs by their claims."""
+class ClaimedJobs(JobOperation):
+    """Reads ids and claims of jobs that run, or ended, under these claims, and their states."""
 
     writes = False
+
+    def build(self, context: BuildContext) -> Executable | None:
+        at = self.jobs.at(context)
+        ended = (at.failed_at.is_not(None), DEAD), (at.completed_at.is_not(None), COMPLETED)
+        reading = select(at.internal_id, at.claim, case(*ended, else_=RUNNING)).where(at.started_at.is_not(None))
+        claimed: Executable = _where_claimed(reading, at, context)
+        return claimed
 
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
         assert statement is not None
-        return execution.execute(statement, owned_parameters(execution, self.jobs))
-
-
-class ClaimedJobs(ReadByClaim):
-    """Reads ids and claims of jobs that run, or ended, under these claims, and whether they run."""
-
-    def build(self, context: BuildContext) -> Executable | None:
-        at = self.jobs.at(context)
-        running = and_(at.completed_at.is_(None), at.failed_at.is_(None)).label("running")
-        claimed: Executable = _where_claimed(
-            select(at.internal_id, at.claim, running).where(at.started_at.is_not(None)), at, context
-        )
-        return claimed
+        return execution.execute(statement, _owned_parameters(execution, self.jobs))
 
 
 class ReleaseJobs(UpdateOwnedJobs):
@@ -233,28 +223,19 @@ class ReleaseJobs(UpdateOwnedJobs):
 
 
 class Fail(UpdateOwnedJobs):
-    """Returns jobs to the queue after a pause, or marks them as dead.
-
-    :param pause: ``given`` in seconds, ``doubling`` with each attempt, or ``never`` to be tried again.
-    """
-
-    def __init__(self, jobs: Jobs, pause: str) -> None:
-        super().__init__(jobs, "Queue.fail")
-        self.pause = pause
+    """Returns jobs to the queue after a pause, which doubles with each attempt if none is bound, or marks them dead."""
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        pause: Any = bindparam("locks_pause", type_=Float())
-        if self.pause != "given":
-            pause = case(
-                (at.attempts > DOUBLINGS + 1, LONGEST_RETRY_PAUSE),
-                else_=literal(FIRST_PAUSE).op("<<", return_type=Integer())(at.attempts - ONE),
-            )
-        dead = true() if self.pause == "never" else at.attempts >= at.max_attempts
-        error = bindparam("locks_error", type_=at.error.type)
+        doubled = case(
+            (at.attempts > DOUBLINGS + 1, LONGEST_RETRY_PAUSE),
+            else_=literal(FIRST_PAUSE).op("<<", return_type=Integer())(at.attempts - ONE),
+        )
+        pause: Any = func.coalesce(bindparam("locks_pause", type_=Float()), doubled, type_=Float())
+        dead = or_(bindparam("locks_retry", type_=Integer()) == 0, at.attempts >= at.max_attempts)
         return {
             **end_attempt(at, dead),
             at.run_at: case((dead, at.run_at), else_=PlusSeconds(Now(), pause)),
-            at.error: error,
+            at.error: bindparam("locks_error", type_=at.error.type),
         }
 
 

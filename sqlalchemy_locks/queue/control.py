@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Float, bindparam, delete, literal, select, update
+from sqlalchemy import Float, bindparam, case, delete, literal, select, update
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, execute_in_session
 from sqlalchemy_locks.core.roles import RoleColumns, RoleMapping
-from sqlalchemy_locks.queue.jobs import NO_CLAIM, JobOperation, Jobs
+from sqlalchemy_locks.queue.jobs import NO_CLAIM, JobOperation
 from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
 
 #: what a cancelled job has as its ``error``; a completed one has none
@@ -68,20 +68,16 @@ class CancelJob(UpdateWaitingJob):
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         ended = {at.started_at: Now(), at.completed_at: Now(), at.error: literal(CANCELLED, at.error.type)}
         # NO_CLAIM matches no worker: job.lost becomes true in a handler that still runs
-        return {**ended, **self.jobs.free_key(at), at.claim: NO_CLAIM}
+        return {**ended, at.claim: NO_CLAIM}
 
 
 class RescheduleJob(UpdateWaitingJob):
-    """:param when: a bound instant (``at``) or a bound number of seconds from now (``in``)."""
-
-    def __init__(self, jobs: Jobs, when: str) -> None:
-        super().__init__(jobs, "Queue.reschedule")
-        self.when = when
+    """Sets the instant that is bound, or the number of seconds from now."""
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        if self.when == "at":
-            return {at.run_at: bindparam("locks_run_at", type_=Instant())}
-        return {at.run_at: PlusSeconds(Now(), bindparam("locks_run_in", type_=Float()))}
+        instant = bindparam("locks_run_at", type_=Instant())
+        seconds = bindparam("locks_run_in", type_=Float())
+        return {at.run_at: case((instant.is_not(None), instant), else_=PlusSeconds(Now(), seconds))}
 
 
 class ResumeQueues(OperationImpl):

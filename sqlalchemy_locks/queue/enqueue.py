@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
-from typing import Any, TypeVar
+from functools import cache
+from typing import Any
 from uuid import UUID
 
 from sqlalchemy import (
     CTE,
     JSON,
-    Enum,
     Float,
     String,
     Text,
-    Uuid,
     bindparam,
     cast,
     column,
     func,
-    insert,
     literal,
     literal_column,
     select,
@@ -32,17 +29,14 @@ from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.captures.statements import selective_condition
-from sqlalchemy_locks.core.entities import MappedTable, changes_bound_values
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import RoleColumns
-from sqlalchemy_locks.queue.jobs import IDS, JobOperation, Jobs, json_as_text, stored_type
+from sqlalchemy_locks.errors import Unsupported
+from sqlalchemy_locks.queue.jobs import IDS, JobOperation, Jobs, json_as_text
 from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
 from sqlalchemy_locks.sql.elements import Notify
 from sqlalchemy_locks.sql.tables import Payload
-
-T = TypeVar("T")
 
 #: the channel that workers on PostgreSQL listen to
 CHANNEL = "sqlalchemy_locks_job"
@@ -57,72 +51,46 @@ _SERVER_RUN_AT = select(PlusSeconds(Now(), bindparam("locks_run_in", type_=Float
 
 
 class Enqueue(JobOperation):
-    """Inserts a batch of jobs, except those whose ``external_id`` exists, or whose unique key a waiting job has.
+    """Inserts a batch of jobs, except those whose ``external_id`` exists.
 
     :param when: where ``run_at`` comes from: ``now``, a bound instant (``at``) or a bound number of seconds (``in``).
     :param known: some ``external_id`` may exist. They are looked up first where an INSERT would wait for the
         transaction that is working on that job before it finds out.
-    :param unique: each job has a unique key. A waiting job that has it is locked, so that it begins after the caller's
-        commit. The call waits for an uncommitted capture of it, so that no job that has begun replaces the new one.
     """
 
-    def __init__(self, jobs: Jobs, when: str, *, known: bool, unique: bool, notify: bool) -> None:
+    def __init__(self, jobs: Jobs, when: str, *, known: bool, notify: bool) -> None:
         super().__init__(jobs, "Queue.put")
-        self.when, self.known, self.unique, self.notify = when, known, unique, notify
-        self._inserts: dict[BuildContext, Any] = {}
-        self._keyed: dict[BuildContext, Any] = {}
-
-    @property
-    def _own(self) -> MappedTable | None:
-        return self.jobs.target
+        self.when, self.known, self.notify = when, known, notify
+        self._insert = cache(self._insert_one)
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True
 
     def build(self, context: BuildContext) -> Executable | None:
-        at = self.jobs.at(context)
-        # such a default would be computed once for all rows
-        if not context.backend.writable_ctes or (self._own and self._own.draws_defaults(self._values(context))):
+        # a table of the app's may have types and defaults of Python's, which SQLAlchemy applies row by row
+        if not context.backend.writable_ctes or self.jobs.target is not None:
             return None
+        at = self.jobs.at(context)
         common = self._common(at)
-        given: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Text()), Payload()))
-        each = given.table_valued(column("job", Payload()), with_ordinality="number").render_derived(name="locks_jobs")
-        cast_to = cast if self._own is None else _cast_untruncated
-        external_id = cast_to(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
-        payload = each.c.job.op("->" if isinstance(stored_type(at.payload.type), JSON) else "->>")(
-            literal_column("'payload'")
+        documents: Any = func.jsonb_array_elements(cast(bindparam("locks_jobs", type_=Text()), Payload()))
+        each = documents.table_valued(column("job", Payload()), with_ordinality="number").render_derived(
+            name="locks_jobs"
         )
-        first = self._own.insert_defaults() if self._own else {}
-        keys = {at.unique_key: each.c.job.op("->>")(literal_column("'key'"))} if self.unique else {}
-        rows = select(
-            external_id,
-            cast_to(payload, at.payload.type),
-            *(cast_to(value, column.type) for column, value in keys.items()),
-            *(cast_to(value, column.type) for column, value in common.items()),
-            *(literal(value, column.type) for column, value in first.items()),
-        )
-        if self.known or self.unique:
+        external_id = cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
+        payload = cast(each.c.job.op("->")(literal_column("'payload'")), at.payload.type)
+        rows = select(external_id, payload, *(cast(value, column.type) for column, value in common.items()))
+        if self.known:
             existing = at.table.alias("locks_existing")
-            same = existing.c[at.external_id.key] == external_id
-            rows = rows.where(
-                ~select(existing.c[at.external_id.key]).where(same).exists(), selective_condition(each.c.number)
-            )
+            same = existing.c.external_id == external_id
+            rows = rows.where(~select(existing.c.external_id).where(same).exists(), selective_condition(each.c.number))
         rows = rows.order_by(each.c.number)
-        columns = [at.external_id, at.payload, *keys, *common, *first]
-        inserting = self._inserting(context, at).from_select([column.name for column in columns], rows)
-        notifying = Notify(literal(CHANNEL), bindparam("locks_topic"))
-        if self.unique:
-            found: CTE = inserting.returning(at.unique_key, at.external_id).cte("locks_put")
-            return select(*found.c, *([notifying] if self.notify else []))
+        columns = [at.external_id, at.payload, *common]
+        inserting = context.backend.insert_unless_present(at.table, at.external_id)
+        inserting = inserting.from_select([column.name for column in columns], rows)
         put: CTE = inserting.returning(literal_column("1").label("one")).cte("locks_put")
         if not self.notify:
             return select(func.count()).select_from(put)
-        return select(notifying).where(select(put.c.one).exists())
-
-    def _inserting(self, context: BuildContext, at: RoleColumns) -> Any:
-        if self.unique:
-            return context.backend.insert_or_lock(at.table, (at.queue_id, at.unique_key))
-        return context.backend.insert_unless_present(at.table, at.external_id)
+        return select(Notify(literal(CHANNEL), bindparam("locks_topic"))).where(select(put.c.one).exists())
 
     def multi_statement_reason(self, context: BuildContext) -> str:
         return "where the driver is passed one row after another"
@@ -144,40 +112,27 @@ class Enqueue(JobOperation):
     def run(self, execution: Execution) -> Any:
         common = execution.values.copy()
         statement = self.statement(execution.context)
-        payloads = self._serialized(execution, common.pop("locks_payloads"), in_rows=statement is None)
+        payloads = self._serialized(execution, common.pop("locks_payloads"))
         # random ids: others at each execution, and the same ones where one and the same call is retried
         ids: Sequence[UUID] = common.pop(IDS) or [
             UUID(bytes=hashlib.sha256(f"{execution.nonce}:{number}".encode()).digest()[:16], version=4)
             for number in range(len(payloads))
         ]
-        keys: Sequence[str] = common.pop("locks_unique", None) or [""] * len(payloads)
-        jobs = list(zip(ids, payloads, keys, strict=True))
-        # always in the same order: two batches with the same ids, or keys, would deadlock
+        jobs = list(zip(ids, payloads, strict=True))
         if self.known:
+            # always in the same order: two batches with the same ids would deadlock
             jobs.sort(key=lambda job: job[0].bytes)
-        elif self.unique:
-            jobs.sort(key=lambda job: job[2])
-        with execution.waiting() if self.unique else contextlib.nullcontext():
-            if statement is None:
-                # drivers split a large batch into several statements
-                if self.unique or execution.backend.writable_ctes or len(jobs) > 1:
-                    self._begin(execution)
-                found = self._insert_rows(execution, common, jobs)
-            else:
-                # as a column that isn't the server's own uuid stores it
-                hexadecimal = isinstance(self.jobs.at(execution.context).external_id.type, Uuid)
-                parts = [
-                    f'{{"id":"{id.hex if hexadecimal else id}","payload":{payload}'
-                    + (f',"key":{json.dumps(key)}}}' if self.unique else "}")
-                    for id, payload, key in jobs
-                ]
-                common["locks_jobs"] = f"[{','.join(parts)}]"
-                common["locks_topic"] = self.jobs.topic(common["locks_queue"])
-                result: Any = execution.execute(statement, common)
-                found = {key: id for key, id, *_ in result} if self.unique else {}
-        # a key that wasn't found is of a job that an earlier attempt at this call has put, and that was captured since
-        named = [(found.get(key, id),) for id, key in zip(ids, keys, strict=True)]
-        return IteratorResult(SimpleResultMetaData(["external_id"]), iter(named))
+        if statement is None:
+            # drivers split a large batch into several statements
+            if execution.backend.writable_ctes or len(jobs) > 1:
+                self._begin(execution)
+            self._insert_rows(execution, common, jobs)
+        else:
+            documents = (f'{{"id":"{id}","payload":{payload}}}' for id, payload in jobs)
+            common["locks_jobs"] = f"[{','.join(documents)}]"
+            common["locks_topic"] = self.jobs.topic(common["locks_queue"])
+            execution.execute(statement, common)
+        return IteratorResult(SimpleResultMetaData(["external_id"]), iter([(id,) for id in ids]))
 
     def _begin(self, execution: Execution) -> None:
         """Begin SQLite's transaction by taking its write lock, and refuse a connection in autocommit."""
@@ -185,56 +140,42 @@ class Enqueue(JobOperation):
             execution.take_write_lock(self.jobs.at(execution.context).table)
         begun = execution.backend.transaction_begun(execution.connection)
         if not begun or execution.backend.autocommit(execution.connection):
-            what = "Queue.put(unique=)" if self.unique else "Queue.put of several jobs"
-            raise execution.backend.refuse_autocommit(what)
+            raise execution.backend.refuse_autocommit("Queue.put of several jobs")
 
-    def _serialized(self, execution: Execution, payloads: Sequence[Any], *, in_rows: bool) -> Sequence[Any]:
-        """Return the payloads as the texts that are sent.
+    def _serialized(self, execution: Execution, payloads: Sequence[Any]) -> Sequence[Any]:
+        """Return the payloads as the texts that are sent, or those of a column that isn't JSON as they are.
 
-        A payload is serialized here and not by SQLAlchemy, since its text is checked before any SQL; only for a column
-        that isn't JSON, where each row has its own parameter, it is left to the column's type.
+        A payload is serialized here and not by SQLAlchemy, since its text is checked before any SQL.
 
         :raises ValueError: for what is no JSON, or what a server's JSON type can't keep.
         """
+        of_column: Any = self.jobs.at(execution.context).payload.type
+        if not isinstance(of_column, JSON):
+            return payloads
         dialect = execution.connection.dialect
         # as the engine's json_serializer, if it has one, does it
         plain: Any = JSON()
         serialize: Any = plain.bind_processor(json_as_text(dialect))
-        of_column: Any = self.jobs.at(execution.context).payload.type
-        if in_rows:
-            if not isinstance(of_column, JSON):
-                return payloads
-            # psycopg's gives an object; there the text is cast
-            if not execution.backend.writable_ctes:
-                serialize = of_column.dialect_impl(dialect).bind_processor(dialect) or serialize
-        elif changes_bound_values(of_column):
-            # SQLAlchemy would apply it to a parameter of its own, and all payloads are one
-            payloads = [of_column.process_bind_param(payload, dialect) for payload in payloads]
-            if not isinstance(stored_type(of_column), JSON) and not all(isinstance(each, str) for each in payloads):
-                raise TypeError(
-                    f"Queue.put: on {execution.backend.name} the payload's own type must give JSON or a str"
-                )
+        # psycopg's gives an object; there the text is cast
+        if not execution.backend.writable_ctes:
+            serialize = of_column.dialect_impl(dialect).bind_processor(dialect) or serialize
         return [_checked(payload, serialize) for payload in payloads]
 
-    def _insert_rows(
-        self, execution: Execution, common: dict[str, Any], jobs: Sequence[tuple[UUID, Any, str]]
-    ) -> dict[str, UUID]:
-        """Insert by the driver's executemany, which makes one INSERT of all rows where every value is bound.
-
-        :return: with unique keys, the ``external_id`` of the waiting job of each.
-        """
+    def _insert_rows(self, execution: Execution, common: dict[str, Any], jobs: Sequence[tuple[UUID, Any]]) -> None:
+        """Insert by the driver's executemany, which makes one INSERT of all rows where every value is bound."""
         existing: set[UUID] = set()
         external_id = self.jobs.at(execution.context).external_id
+        self._refuse_other_keys(execution.context)
         if self.known and not execution.backend.single_writer:
             lookup = select(external_id).where(external_id.in_(bindparam(IDS, expanding=True)))
-            existing.update(_found(execution, lookup, external_id, [id for id, *_ in jobs]))
+            ids = [_as_stored(external_id, id) for id, _ in jobs]
+            existing.update(map(as_uuid, execution.execute(lookup, {IDS: ids}).scalars()))
         if self.when == "in":
             seconds = {"locks_run_in": common.pop("locks_run_in")}
             common["locks_run_at"] = execution.execute(_SERVER_RUN_AT, seconds).scalar()
         rows = [
             {**common, "locks_id": _as_stored(external_id, id), "locks_payload": payload}
-            | ({"locks_unique": key} if self.unique else {})
-            for id, payload, key in jobs
+            for id, payload in jobs
             if id not in existing
         ]
         if rows:
@@ -242,58 +183,29 @@ class Enqueue(JobOperation):
             if self.notify and execution.backend.writable_ctes:
                 topic = {"locks_topic": self.jobs.topic(common["locks_queue"])}
                 execution.execute(select(Notify(literal(CHANNEL), bindparam("locks_topic"))), topic)
-        found: dict[str, UUID] = {}
-        if self.unique:
-            given = {"locks_queue": common["locks_queue"], "locks_unique": [key for *_, key in jobs]}
-            waiting: Any = execution.execute(self._waiting_by_key(execution.context), given)
-            found = dict(waiting.all())
-        if rows and self._may_swallow(execution.context):
-            self._insert_again(execution, [row for row in rows if row.get("locks_unique") not in found])
-        return found
 
-    def _may_swallow(self, context: BuildContext) -> bool:
-        """Return whether the INSERT also ignores rows whose other unique columns have the values of another job."""
-        if self._own is None or context.backend.returning:
-            return False
+    def _refuse_other_keys(self, context: BuildContext) -> None:
+        """:raises Unsupported: where the INSERT would also ignore jobs for a unique column of the app's."""
+        at, own = self.jobs.at(context), self.jobs.target
+        if own is None or context.backend.returning:
+            return
+        for key in own.unique_keys():
+            if key not in ({at.internal_id.name}, {at.external_id.name}):
+                raise Unsupported(
+                    f"Queue.put on {context.backend.name} would ignore a job whose {', '.join(sorted(key))} another "
+                    "one has: put it by session.add(), or drop the unique constraint"
+                )
+
+    def _insert_one(self, context: BuildContext) -> Executable:
         at = self.jobs.at(context)
-        ours = [{at.internal_id.name}, {at.external_id.name}]
-        if "unique_key" in at:
-            ours.append({at.queue_id.name, at.unique_key.name})
-        return any(key not in ours for key in self._own.unique_keys())
-
-    def _insert_again(self, execution: Execution, rows: list[dict[str, Any]]) -> None:
-        """Insert those rows that aren't there: the database refuses them with its own error."""
-        external_id = self.jobs.at(execution.context).external_id
-        # locked by the first INSERT; and not from an old snapshot
-        there = select(external_id).where(external_id.in_(bindparam(IDS, expanding=True))).with_for_update()
-        found = _found(execution, there, external_id, [row["locks_id"] for row in rows]) if rows else set()
-        if absent := [row for row in rows if as_uuid(row["locks_id"]) not in found]:
-            execution.execute(
-                insert(self.jobs.at(execution.context).table).values(self._values(execution.context)), absent
-            )
-
-    def _waiting_by_key(self, context: BuildContext) -> Any:
-        """Return the SELECT of the waiting jobs of unique keys, which the INSERT has locked."""
-        if context not in self._keyed:
-            at = self.jobs.at(context)
-            reading = select(at.unique_key, at.external_id).where(
-                at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
-                at.unique_key.in_(bindparam("locks_unique", expanding=True)),
-            )
-            # not from an old snapshot
-            self._keyed[context] = reading.with_for_update() if not context.backend.single_writer else reading
-        return self._keyed[context]
-
-    def _insert(self, context: BuildContext) -> Executable:
-        if context not in self._inserts:
-            inserting = self._inserting(context, self.jobs.at(context))
-            self._inserts[context] = inserting.values(self._values(context))
-        made: Executable = self._inserts[context]
-        return made
+        statement: Executable = context.backend.insert_unless_present(at.table, at.external_id).values(
+            self._values(context)
+        )
+        return statement
 
     def _values(self, context: BuildContext) -> dict[Any, Any]:
         """Return what an INSERT of one row sets."""
-        at = self.jobs.at(context)
+        at, own = self.jobs.at(context), self.jobs.target
         payload: Any = bindparam("locks_payload", type_=at.payload.type)
         if isinstance(at.payload.type, JSON):
             payload = bindparam("locks_payload", type_=String())
@@ -302,9 +214,8 @@ class Enqueue(JobOperation):
         values = {
             at.external_id: bindparam("locks_id", type_=at.external_id.type),
             at.payload: payload,
-            **({at.unique_key: bindparam("locks_unique", type_=at.unique_key.type)} if self.unique else {}),
             **self._common(at),
-            **(self._own.insert_defaults() if self._own else {}),
+            **(own.insert_defaults() if own else {}),
         }
         if self.when == "in":
             values[at.run_at] = bindparam("locks_run_at", type_=Instant())
@@ -316,20 +227,6 @@ class Enqueue(JobOperation):
 def _as_stored(column: Any, id: Any) -> Any:
     """Return an id as a value of its column, which may be a text."""
     return str(id) if isinstance(column.type, String) else id
-
-
-def _found(execution: Execution, lookup: Any, column: Any, ids: list[Any]) -> set[UUID]:
-    """Return which of the ids a look-up finds."""
-    given = [_as_stored(column, id) for id in ids]
-    return set(map(as_uuid, execution.execute(lookup, {IDS: given}).scalars()))
-
-
-def _cast_untruncated(value: Any, type_: Any) -> Any:
-    """Return a cast that leaves what is too long for a column to its INSERT, which refuses it."""
-    stored = stored_type(type_)
-    if isinstance(stored, String) and not isinstance(stored, Enum):
-        return cast(value, Text())
-    return cast(value, type_)
 
 
 def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
@@ -357,24 +254,14 @@ def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
     return text
 
 
-def external_ids(given: Any, number: int) -> list[UUID]:
+def external_ids(ids: Any, number: int) -> list[UUID]:
     """Return the ``external_id`` of each payload, as passed to ``Queue.put``."""
-    several = [given] if isinstance(given, (str, UUID)) else list(given)
-    return _check_one_per_payload([as_uuid(each) for each in several], number, "external_id")
-
-
-def unique_keys(given: Any, number: int) -> list[str]:
-    """Return the unique key of each payload, as passed to ``Queue.put``."""
-    several = list(given) if isinstance(given, (list, tuple)) else [given]
-    return _check_one_per_payload([valid_name(each, "a unique key") for each in several], number, "unique key")
-
-
-def _check_one_per_payload(given: list[T], number: int, what: str) -> list[T]:
-    if len(given) != number:
-        raise ValueError(f"Queue.put: {number} payloads need {number} {what}s, and {len(given)} were given")
-    if len(set(given)) < number:
-        raise ValueError(f"Queue.put: two payloads have the same {what}, and only one job of them would be put")
-    return given
+    several = [as_uuid(each) for each in ([ids] if isinstance(ids, (str, UUID)) else ids)]
+    if len(several) != number:
+        raise ValueError(f"Queue.put: {number} payloads need {number} external_ids, and {len(several)} were given")
+    if len(set(several)) < number:
+        raise ValueError("Queue.put: two payloads have the same external_id, and only one job of them would be put")
+    return several
 
 
 def as_uuid(given: Any) -> UUID:

@@ -7,13 +7,13 @@ capture draws a random ``claim``, and each statement that ends a job compares bo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import cache, cached_property
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Integer, Row, Table, TypeDecorator, bindparam, literal_column, null, select, update
+from sqlalchemy import Integer, Row, Table, TypeDecorator, bindparam, literal_column, select, update
 from sqlalchemy.engine import Dialect
 
 from sqlalchemy_locks.captures.claims import draw_claim, stored_proof
@@ -45,14 +45,11 @@ ROLES = (
     "failed_at",
     "error",
 )
-#: the role that a user's own table may lack
-_OPTIONAL = "unique_key"
 #: the order in which jobs are captured
 ORDER = ("priority", "run_at", "internal_id")
 #: the parameters that identify owned jobs: pairs, and the same as two lists for engines that bind arrays
 PAIRS, IDS, CLAIMS = "locks_pairs", "locks_ids", "locks_claims"
 
-_ABSENT: Any = object()
 _WORKER_ROLES = ("host", "heartbeat_at", "started_at")
 _TIMESTAMPS = ("run_at", "started_at", "completed_at", "failed_at")
 _first, _second = itemgetter(0), itemgetter(1)
@@ -62,28 +59,24 @@ class Jobs:
     """The table of the jobs, and which column plays which role there.
 
     :param entity: the user's own class or table; ``None``: the shipped table.
-    :param given: its columns for roles whose column has another name.
-    :param paused: the user's own class or table of paused queues. :param workers: and of workers.
+    :param workers: the user's own class or table of workers.
     """
 
-    def __init__(self, entity: Any, given: Mapping[str, Any], paused: Any = None, workers: Any = None) -> None:
-        if unknown := set(given) - {*ROLES, _OPTIONAL}:
-            raise TypeError(f"Queue: there is no role {sorted(unknown)[0]!r}; the roles are {', '.join(ROLES)}")
-        for name, table in (("paused", paused), ("workers", workers)):
-            if entity is None and table is not None:
-                raise TypeError(f"Queue: {name}= is for a class or table of your own, and none was given")
-        if entity is None and given:
-            raise TypeError(f"Queue: {', '.join(given)} name columns of a class or table, and none was given")
+    def __init__(self, entity: Any = None, workers: Any = None) -> None:
+        if entity is None and workers is not None:
+            raise TypeError("Queue: workers= is for a class or table of your own, and none was given")
         self.target = None if entity is None else MappedTable(entity, "Queue")
         #: the columns of the user's own table
         self.own: RoleColumns | None = None
-        if self.target is not None:
-            own = {role: self.target.column(given.get(role, role), role) for role in ROLES}
-            try:
-                own[_OPTIONAL] = self.target.column(given.get(_OPTIONAL, _OPTIONAL), _OPTIONAL)
-            except ValueError:
-                if _OPTIONAL in given:
-                    raise
+        #: the paused queues; ``None`` for a table of the user's own, whose queues can't be paused
+        self.paused: RoleMapping | None = None
+        if self.target is None:
+            self.paused = RoleMapping("Queue", lambda tables: tables.paused_queue, ("id",))
+        else:
+            own = {role: self.target.column(role, role) for role in ROLES}
+            for role, column in own.items():
+                if column.key != role:
+                    raise ValueError(f"Queue: the column {column} must have the name {role}")
             if self.target.primary_key != (own["internal_id"],):
                 raise ValueError(
                     f"Queue: the primary key of {self.target.name} must be its internal_id, and that alone"
@@ -91,15 +84,6 @@ class Jobs:
             if not self.target.is_unique([own["external_id"]]):
                 raise ValueError(f"Queue: {self.target.name} must have a unique constraint on its external_id")
             self.own = RoleColumns(self.target.table, own)
-        #: the paused queues; ``None`` where queues can't be paused
-        self.paused: RoleMapping | None = None
-        if entity is None:
-            self.paused = RoleMapping("Queue", lambda tables: tables.paused_queue, ("id",))
-        elif paused is not None:
-            key = MappedTable(paused, "Queue").primary_key
-            if len(key) != 1:
-                raise ValueError("Queue: the primary key of paused= must be one column, the name of a paused queue")
-            self.paused = RoleMapping("Queue", lambda tables: tables.paused_queue, ("id",), paused, {"id": key[0]})
         #: the rows of workers; ``None`` where there are none, and jobs are captured without a worker only
         self.workers: WorkerRows | None = None
         if entity is None or workers is not None:
@@ -130,24 +114,11 @@ class Jobs:
         """Return the column of the paused queues' names, if there is one."""
         return [] if self.paused is None else [self.paused.columns(context)["id"]]
 
-    def require_paused(self) -> None:
-        """:raises ValueError: for a table of jobs without one of paused queues."""
+    def require_paused(self) -> RoleMapping:
+        """:raises ValueError: for a table of the user's own."""
         if self.paused is None:
-            raise ValueError(
-                "Queue: pausing a queue in a table of your own needs a table of paused queues: Queue(..., paused=)"
-            )
-
-    def require_unique(self) -> None:
-        """:raises ValueError: for a table without a column for unique keys, or without their unique index."""
-        if self.own is None or self.target is None:
-            return
-        if _OPTIONAL not in self.own:
-            raise ValueError(f"Queue: unique= needs a column in {self.target.name}; name it by unique_key=")
-        wanted = {self.own["queue_id"], self.own["unique_key"]}
-        if not any(index.unique and set(index.columns) == wanted for index in self.target.table.indexes):
-            raise ValueError(
-                f"Queue: unique= needs a unique index on {', '.join(sorted(map(str, wanted)))}, as Queue.indexes() has"
-            )
+            raise ValueError("Queue: only queues of the shipped table of jobs can be paused")
+        return self.paused
 
     def at(self, context: BuildContext) -> RoleColumns:
         """Return the columns by role; refuse own timestamp columns that lose the time zone."""
@@ -179,10 +150,6 @@ class Jobs:
             *self.class_condition(),
         )
 
-    def free_key(self, at: RoleColumns) -> dict[Any, Any]:
-        """Return what an UPDATE sets to free the unique key of a job that no longer waits."""
-        return {at.unique_key: null()} if _OPTIONAL in at else {}
-
     def route(self) -> dict[str, Any]:
         if self.target is not None:
             return self.target.route()
@@ -196,85 +163,26 @@ class Jobs:
     def owned(self, jobs: Any) -> dict[str, Any]:
         """Return the parameters that identify jobs by id and claim.
 
-        :param jobs: one or several captured rows, entities, mappings, or ``(internal_id, claim)`` pairs.
+        :param jobs: one or several captured rows, entities, or ``(internal_id, claim)`` pairs.
         """
-        return owned_values(sorted(set(map(self._id_and_claim, self._as_list(jobs)))))
+        pair = _id_and_claim(jobs)
+        if pair is None and not isinstance(jobs, Iterable):
+            raise _not_captured(jobs)
+        pairs = set()
+        for job in jobs if pair is None else [pair]:
+            if (each := _id_and_claim(job)) is None:
+                raise _not_captured(job)
+            pairs.add(each)
+        return owned_values(sorted(pairs))
 
     def owned_pairs(self, pairs: Sequence[Any]) -> dict[str, Any]:
         """Return the same for pairs of id and claim."""
         return owned_values(sorted(pairs))
 
-    def position(self, job: Sequence[Any]) -> tuple[Any, ...]:
-        """Return the position of a captured row in the order of its queue."""
-        return tuple(job[self.indexes[role]] for role in ORDER)
-
     @cached_property
     def keys(self) -> dict[str, int]:
         """The index of each column in a whole row, by its key."""
         return {str(column.key): index for index, column in enumerate(self.columns.table.c)}
-
-    @cached_property
-    def indexes(self) -> dict[str, int]:
-        """The index of each role's column in a whole row."""
-        columns = list(self.columns.table.c)
-        return {role: columns.index(column) for role, column in self.columns.roles.items()}
-
-    def _as_list(self, jobs: Any) -> Iterable[Any]:
-        if isinstance(jobs, list) and not _is_pair(jobs):
-            return jobs
-        if isinstance(jobs, (Mapping, Row)) or stored_proof(jobs) or _is_pair(jobs) or self._by_name(jobs) is not None:
-            return [jobs]
-        if not isinstance(jobs, Iterable):
-            raise _not_captured(jobs)
-        return list(jobs)
-
-    def _id_and_claim(self, job: Any) -> tuple[Any, int]:
-        if isinstance(job, Row):
-            if len(job) > 2:
-                mapping = job._mapping
-                try:
-                    return mapping[self._names["internal_id"][0]], mapping[self._names["claim"][0]]
-                except KeyError:
-                    pass  # the row has them under other names
-            elif len(job) == 1:
-                job = job[0]  # an entity, as Session.execute() returns it
-        pair: tuple[Any, ...] | None = stored_proof(job)
-        if pair == ():
-            raise ValueError(
-                f"Queue: {job!r} was not captured in its session, and its claim may be another owner's: pass what "
-                "capture() returned, or (internal_id, claim)"
-            )
-        if pair is None:
-            pair = tuple(job) if _is_pair(job) else self._by_name(job)
-        if pair is None:
-            raise _not_captured(job)
-        return pair[0], pair[1]
-
-    def _by_name(self, job: Any) -> tuple[Any, Any] | None:
-        """Return id and claim of a row, mapping or object by the names of their columns or attributes."""
-        if isinstance(job, Row):
-            job = job._mapping
-        found = []
-        for role in ("internal_id", "claim"):
-            for name in self._names[role]:
-                value = job.get(name, _ABSENT) if isinstance(job, Mapping) else getattr(job, name, _ABSENT)
-                if value is not _ABSENT:
-                    found.append(value)
-                    break
-            else:
-                return None
-        return found[0], found[1]
-
-    @cached_property
-    def _names(self) -> dict[str, list[str]]:
-        """The names that a column of each role may have in what is passed."""
-        if self.own is None or self.target is None:
-            return {role: [role] for role in ROLES}
-        names = {role: [str(column.key), str(column.name)] for role, column in self.own.roles.items()}
-        if self.target.mapper is not None:
-            for role, column in self.own.roles.items():
-                names[role].append(str(self.target.key_of(column)))
-        return names
 
     @cached_property
     def integer_arrays(self) -> list[str]:
@@ -373,7 +281,7 @@ def _not_captured(job: Any) -> TypeError:
 
 @cache
 def _shipped(table: Table) -> RoleColumns:
-    return RoleColumns(table, {role: table.c[role] for role in (*ROLES, _OPTIONAL)})
+    return RoleColumns(table, {role: table.c[role] for role in ROLES})
 
 
 @cache
@@ -386,5 +294,23 @@ def _routed(table: Table) -> Any:
     return update(table)
 
 
-def _is_pair(value: Any) -> bool:
-    return isinstance(value, (tuple, list)) and len(value) == 2 and type(value[1]) is int
+def _id_and_claim(job: Any) -> tuple[Any, int] | None:
+    """Return id and claim of a captured job; ``None`` for what is none.
+
+    :raises ValueError: for an entity that was loaded rather than captured.
+    """
+    if isinstance(job, Row) and len(job) == 1:
+        job = job[0]  # an entity, as Session.execute() returns it
+    proof = stored_proof(job)
+    if proof == ():
+        raise ValueError(
+            f"Queue: {job!r} was not captured in its session, and its claim may be another owner's: pass what "
+            "capture() returned, or (internal_id, claim)"
+        )
+    if proof is not None:
+        return proof[0], proof[1]
+    if hasattr(job, "internal_id") and hasattr(job, "claim"):
+        return job.internal_id, job.claim
+    if isinstance(job, (tuple, list)) and len(job) == 2 and type(job[1]) is int:
+        return job[0], job[1]
+    return None

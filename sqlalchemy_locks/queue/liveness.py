@@ -108,8 +108,8 @@ class Requeue(Sweep):
         seconds that are bound.
     """
 
-    def __init__(self, jobs: Jobs, by: str | None, *, since: bool = False) -> None:
-        super().__init__(jobs, "Queue.requeue_stalled", by)
+    def __init__(self, jobs: Jobs, *, since: bool = False) -> None:
+        super().__init__(jobs, "Queue.requeue_stalled")
         kind: Any = Instant() if since else Float()
         silent, forgotten = (bindparam(name, type_=kind) for name in ("locks_silent", "locks_forgotten"))
         self._silent_at: Any = silent if since else SecondsAgo(silent)
@@ -134,7 +134,7 @@ class Requeue(Sweep):
             present = select(workers["host"]).where(workers["host"] == at.processing_host).exists()
             taken = at.processing_host.in_(bindparam("locks_hosts", type_=at.processing_host.type, expanding=True))
             stalled = or_(taken, and_(old, ~present))
-        conditions = (*self.jobs.running(at), stalled, *self.chosen(at))
+        conditions = (*self.jobs.running(at), stalled, self.chosen(at.queue_id))
         return CaptureSpec(at.table, conditions, requeue(at), (at.started_at,), self.jobs.target)
 
     def _run(self, execution: Execution, spec: CaptureSpec) -> Any:
@@ -172,16 +172,17 @@ class Requeue(Sweep):
         at = self.jobs.at(context)
         assert self.jobs.workers is not None
         workers = self.jobs.workers.columns(context)
+        heartbeat_at = workers["heartbeat_at"]
+        running = select(at.processing_host.label("host"), func.count().label("jobs"))
         jobs = (
-            select(func.count())
-            .where(*self.jobs.running(at), at.processing_host == workers["host"], *self.chosen(at))
-            .correlate(workers.table)
-            .scalar_subquery()
+            running.where(*self.jobs.running(at), self.chosen(at.queue_id))
+            .group_by(at.processing_host)
+            .subquery("jobs")
         )
-        silent = select(workers["host"], jobs.label("jobs"), workers["heartbeat_at"].label("at"))
-        each = silent.where(workers["heartbeat_at"] < self._silent_at).subquery("silent")
-        wanted = or_(each.c.jobs > 0, each.c.at < self._forgotten_at)
-        return select(each.c[0], each.c.jobs).where(wanted).order_by(each.c.at).limit(_FORGET)
+        silent = select(workers["host"], func.coalesce(jobs.c.jobs, 0))
+        silent = silent.outerjoin_from(workers.table, jobs, jobs.c.host == workers["host"])
+        silent = silent.where(heartbeat_at < self._silent_at, or_(jobs.c.jobs > 0, heartbeat_at < self._forgotten_at))
+        return silent.order_by(heartbeat_at).limit(_FORGET)
 
     def _delete(self, execution: Execution, at: Any, host: str) -> bool:
         """Lock the row of a silent worker, look at it again, and delete it; return whether it was silent.

@@ -10,7 +10,7 @@ in the transaction that completes the job.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -33,9 +33,10 @@ from sqlalchemy_locks.queue.acknowledge import (
     ReleaseJobs,
     storable,
 )
+from sqlalchemy_locks.queue.activity import Stats
 from sqlalchemy_locks.queue.control import CancelJob, GetJob, RescheduleJob, ResumeQueues
-from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, unique_keys, utc_instant
-from sqlalchemy_locks.queue.fetch import AHEAD, Fetch, FetchJobs, JobsOfHost, ReadOwned, after_values
+from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, utc_instant
+from sqlalchemy_locks.queue.fetch import CaptureJobs, FetchJobs, JobsOfHost
 from sqlalchemy_locks.queue.jobs import IDS, Jobs
 from sqlalchemy_locks.queue.liveness import (
     FORGET_AFTER,
@@ -47,7 +48,7 @@ from sqlalchemy_locks.queue.liveness import (
     SendHeartbeat,
     WorkerRow,
 )
-from sqlalchemy_locks.queue.maintenance import DeleteJobs, Revive, Stats
+from sqlalchemy_locks.queue.maintenance import DeleteJobs, Revive, Sweep
 from sqlalchemy_locks.sql.tables import job_indexes
 
 if TYPE_CHECKING:
@@ -82,14 +83,10 @@ class Queue(EntityPattern[E]):
         Operations don't use it: they run on the connection that executes them.
     :param notify: on PostgreSQL, wake listening workers when jobs are put. NOTIFY serializes the commits of
         transactions that have put jobs: turn it off where there are hundreds of them a second.
-    :param paused: a mapped class or ``Table`` of your own for paused queues, if you have one for jobs: its primary key
-        is the name of a queue that is paused. The shipped table of jobs has ``lock.paused_queue``.
     :param workers: a mapped class or ``Table`` of your own for workers, if you have one for jobs, in its database and
         schema (``sqlalchemy_locks.WorkerColumns`` is a mixin with its columns); without it :class:`Worker` refuses to
         run. The shipped table of jobs has ``lock.worker``.
-    :param columns: the columns of your own whose name differs from that in ``lock.job``: ``queue_id=Mail.channel``.
-    :raises ValueError: if the class lacks one of the columns, except ``unique_key``, without which ``put`` takes no
-        ``unique=``.
+    :raises ValueError: if the class lacks one of the columns of ``lock.job``, or has it under another name.
 
     >>> queue = sl.Queue()
     >>> session.execute(queue.put({"to": "a@example.org"}, queue="mail"))
@@ -103,46 +100,39 @@ class Queue(EntityPattern[E]):
         *,
         bind: Engine | AsyncEngine | None = None,
         notify: bool = True,
-        paused: Any = None,
         workers: Any = None,
-        **columns: Any,
     ) -> None:
         if bind is not None and not hasattr(bind, "dialect"):
             # not its repr: a URL has a password
             raise TypeError(f"bind is an Engine or an AsyncEngine, not a {type(bind).__name__}")
-        jobs = self._jobs = Jobs(entity, columns, paused, workers)
+        jobs = self._jobs = Jobs(entity, workers)
         self.bind = bind
         self.notify = bool(notify)
         self._put = {
-            (when, by): Enqueue(jobs, when, known=by == "external_id", unique=by == "unique", notify=notify)
+            (when, known): Enqueue(jobs, when, known=known, notify=notify)
             for when in ("now", "at", "in")
-            for by in (None, "external_id", "unique")
+            for known in (False, True)
         }
-        self._capture = FetchJobs(jobs)
+        self._capture = CaptureJobs(jobs, "Queue.capture")
+        self._fetch_jobs = FetchJobs(jobs, "Queue.fetch")
         self._complete = Complete(jobs, "Queue.complete")
-        self._fetches = {after: Fetch(jobs, self._complete, after=after) for after in (False, True)}
         self._jobs_of_host = JobsOfHost(jobs, "Queue.capture")
         self._claimed_jobs = ClaimedJobs(jobs, "Queue.complete")
-        self._read_owned = ReadOwned(jobs, "Queue.capture")
         self._begin_jobs = BeginJobs(jobs, "Queue.begin")
         self._release = ReleaseJobs(jobs, "Queue.release")
-        self._fail = {pause: Fail(jobs, pause) for pause in ("given", "doubling", "never")}
-        self._requeue = {by: Requeue(jobs, by) for by in (None, "queue_id")}
-        self._requeue_since = Requeue(jobs, "queue_id", since=True)
+        self._fail = Fail(jobs, "Queue.fail")
+        self._requeue = Requeue(jobs)
+        self._requeue_since = Requeue(jobs, since=True)
         if jobs.workers is not None:
             self._worker: dict[type[WorkerRow], WorkerRow] = {
                 kind: kind(jobs.workers, "Worker") for kind in _WORKER_OPERATIONS
             }
-        self._revive = {by: Revive(jobs, by) for by in (None, "queue_id", "external_id")}
-        self._delete = {
-            (dead, by): DeleteJobs(jobs, "failed_at" if dead else "completed_at", by)
-            for dead in (False, True)
-            for by in (None, "queue_id")
-        }
+        self._revive = Revive(jobs, "Queue.revive")
+        self._delete = {dead: DeleteJobs(jobs, "failed_at" if dead else "completed_at") for dead in (False, True)}
         self._stats = Stats(jobs, "Queue.stats")
         self._get = GetJob(jobs, "Queue.get")
         self._cancel = CancelJob(jobs, "Queue.cancel")
-        self._reschedule = {when: RescheduleJob(jobs, when) for when in ("at", "in")}
+        self._reschedule = RescheduleJob(jobs, "Queue.reschedule")
         if jobs.paused is not None:
             self._pause = row_admin.CreateRows(jobs.paused, "Queue.pause", lambda at: {}, retries=False)
             self._resume = ResumeQueues(jobs.paused)
@@ -153,7 +143,6 @@ class Queue(EntityPattern[E]):
         *payloads: Any,
         queue: str = DEFAULT_QUEUE,
         external_id: UUID | str | Sequence[UUID | str] | None = None,
-        unique: str | Sequence[str] | None = None,
         run_at: datetime | None = None,
         run_in: float | timedelta | None = None,
         priority: int = 0,
@@ -167,20 +156,17 @@ class Queue(EntityPattern[E]):
         :param queue: the queue's name, up to 255 characters.
         :param external_id: a UUID that can be shown to users, or one for each payload; random if not given. It is
             the idempotency key: if a job with it exists, whatever its state, none is put.
-        :param unique: a key, up to 255 characters, or one for each payload: if a job with it waits in this queue, none
-            is put. A capture frees the key, so that a change that is made while the job runs puts another one. The
-            waiting job is locked until your transaction ends: it begins after your commit, and sees what you wrote. A
-            capture that isn't committed is waited for.
         :param run_at: the earliest time to run it; a ``datetime`` with a time zone.
         :param run_in: the same as seconds from now, by the server's clock.
         :param priority: smaller values are captured first.
         :param max_attempts: how often it is tried before it is dead.
         :return: the jobs' ``external_id``, in the order of the payloads, those of existing jobs included.
-        :raises ValueError: for a ``datetime`` without a time zone, a number of ids or keys other than that of the
-            payloads, the same one twice, both ids and keys, or keys in a table without a column for them. When it is
-            executed, for a payload with NaN, an infinity, NUL, or half of a surrogate pair.
+        :raises ValueError: for a ``datetime`` without a time zone, a number of ids other than that of the payloads, or
+            the same one twice. When it is executed, for a payload with NaN, an infinity, NUL, or half of a surrogate
+            pair.
         :raises TypeError: when it is executed, for a payload that is no JSON value.
-        :raises Unsupported: with ``unique``, or several payloads, in autocommit on MySQL, MariaDB and SQLite.
+        :raises Unsupported: for several payloads in autocommit on MySQL, MariaDB and SQLite, or any in a table of your
+            own on PostgreSQL; and on MySQL and MariaDB for such a table with another unique constraint.
 
         Executed again, it puts other jobs, unless their ids are given; a retry by ``Locks`` after a lost reply puts the
         same ones.
@@ -209,12 +195,7 @@ class Queue(EntityPattern[E]):
             when, values["locks_run_at"] = "at", utc_instant(run_at)
         elif run_in is not None:
             when, values["locks_run_in"] = "in", bounded_seconds(run_in, "run_in")
-        if unique is None:
-            return Operation(self._put[when, None if external_id is None else "external_id"], values)
-        if external_id is not None:
-            raise ValueError("Queue.put: give external_id or unique, not both")
-        self._jobs.require_unique()
-        return Operation(self._put[when, "unique"], {**values, "locks_unique": unique_keys(unique, len(payloads))})
+        return Operation(self._put[when, external_id is not None], values)
 
     def _capture_jobs(
         self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None
@@ -291,12 +272,9 @@ class Queue(EntityPattern[E]):
         """
         if not isinstance(error, str):
             raise TypeError(f"error is a str, not {error!r}")
-        values = {**self._jobs.owned(jobs), "locks_error": storable(error)}
-        if not retry:
-            return Operation(self._fail["never"], values)
-        if retry_in is None:
-            return Operation(self._fail["doubling"], values)
-        return Operation(self._fail["given"], {**values, "locks_pause": bounded_seconds(retry_in, "retry_in")})
+        pause = None if retry_in is None else bounded_seconds(retry_in, "retry_in")
+        values = {"locks_error": storable(error), "locks_pause": pause, "locks_retry": int(retry)}
+        return Operation(self._fail, {**self._jobs.owned(jobs), **values})
 
     @shaped(INT_ROW)
     def release(self, jobs: Any) -> Operation[Any]:
@@ -343,18 +321,14 @@ class Queue(EntityPattern[E]):
     ) -> Operation[Any]:
         """Return dead jobs to the queue with all their attempts, once the cause of their failure is fixed.
 
-        :param queue: only those of this queue. :param external_id: only this one.
+        :param queue: only those of this queue. :param external_id: only the one with this id.
         :param limit: the most jobs of one call; call it again when it returns as many.
         :return: how many.
 
         >>> session.scalar(queue.revive(queue="mail"))
         """
-        if external_id is None:
-            return self._sweep(self._revive, limit, queue)
-        if queue is not None:
-            raise ValueError("Queue.revive: give queue or external_id, not both")
-        values = {LIMIT: valid_int(limit, "limit"), "locks_chosen": as_uuid(external_id)}
-        return Operation(self._revive["external_id"], values)
+        id = None if external_id is None else as_uuid(external_id)
+        return self._sweep(self._revive, limit, queue, locks_chosen=id)
 
     @shaped(INT_ROW)
     def delete_finished(
@@ -373,14 +347,12 @@ class Queue(EntityPattern[E]):
         >>> session.scalar(queue.delete_finished(7 * 86400))
         0
         """
-        impls = {by: self._delete[bool(dead), by] for by in (None, "queue_id")}
-        return self._sweep(impls, limit, queue, locks_older=bounded_seconds(older_than, "older_than"))
+        older = bounded_seconds(older_than, "older_than")
+        return self._sweep(self._delete[bool(dead)], limit, queue, locks_older=older)
 
-    def _sweep(self, impls: Mapping[Any, Any], limit: int, queue: str | None, **values: Any) -> Operation[Any]:
-        values[LIMIT] = valid_int(limit, "limit")
-        if queue is None:
-            return Operation(impls[None], values)
-        return Operation(impls["queue_id"], {**values, "locks_chosen": valid_name(queue, "a queue")})
+    def _sweep(self, impl: Sweep, limit: int, queue: str | None, **values: Any) -> Operation[Any]:
+        name = None if queue is None else valid_name(queue, "a queue")
+        return Operation(impl, {**values, LIMIT: valid_int(limit, "limit"), "locks_queue": name})
 
     def get(self, id: UUID | str) -> Operation[Any]:
         """Read one job, whatever its state.
@@ -435,16 +407,16 @@ class Queue(EntityPattern[E]):
         values: dict[str, Any] = {"locks_chosen": as_uuid(id)}
         if (run_at is None) == (run_in is None):
             raise ValueError("Queue.reschedule: give run_at or run_in, and not both")
-        if run_in is not None:
-            return Operation(self._reschedule["in"], {**values, "locks_run_in": bounded_seconds(run_in, "run_in")})
-        return Operation(self._reschedule["at"], {**values, "locks_run_at": utc_instant(run_at)})
+        values["locks_run_in"] = None if run_in is None else bounded_seconds(run_in, "run_in")
+        values["locks_run_at"] = None if run_at is None else utc_instant(run_at)
+        return Operation(self._reschedule, values)
 
     @shaped(INT_ROW)
     def pause(self, *queues: str) -> Operation[Any]:
         """Let no more jobs of these queues be captured, from the commit on; running jobs continue, and put jobs wait.
 
         :return: how many weren't paused already.
-        :raises ValueError: for jobs in a table of your own without a table of paused queues (``Queue(paused=)``).
+        :raises ValueError: for jobs in a table of your own.
 
         >>> queue = sl.Queue()
         >>> session.scalar(queue.pause("mail"))
@@ -475,41 +447,24 @@ class Queue(EntityPattern[E]):
             raise ValueError(f"{name} needs at least one queue")
         return sorted({valid_name(queue, "a queue") for queue in queues})
 
-    def stats(self) -> RowsOperation[Any]:
-        """Count the jobs of each queue: rows of ``queue_id, waiting, scheduled, running, dead, oldest, paused``.
+    def stats(self, *, stalled_after: float | timedelta = 300) -> RowsOperation[Any]:
+        """Count the jobs of each queue: rows of ``queue_id, waiting, scheduled, running, dead, stalled, oldest,
+        paused``.
 
-        ``scheduled`` are jobs whose ``run_at`` is to come, ``oldest`` is the earliest ``run_at`` of the waiting ones.
-        Queues that have completed jobs only, and aren't paused, are left out.
+        ``scheduled`` are jobs whose ``run_at`` is to come, ``stalled`` those of the running ones whose worker is
+        silent, ``oldest`` is the earliest ``run_at`` of the waiting ones. Queues that have completed jobs only, and
+        aren't paused, are left out.
+
+        :param stalled_after: how long ago a worker has sent its last heartbeat, in seconds.
 
         >>> queue = sl.Queue()
         >>> stats = session.execute(queue.stats()).all()
         """
-        return RowsOperation(self._stats, {})
+        return RowsOperation(self._stats, {"locks_older": bounded_seconds(stalled_after, "stalled_after")})
 
-    def _fetch(
-        self,
-        completed: Sequence[Any],
-        limit: int,
-        *,
-        queue: str,
-        host: str,
-        after: tuple[Any, ...] | None,
-        ahead: bool = False,
-    ) -> Operation[Any]:
-        """Complete jobs and capture others in one transaction, as workers do: a ``Fetched``.
-
-        :param completed: pairs ``(internal_id, claim)``.
-        :param after: the position in the order to search from; ``None``: from the head.
-        :param ahead: count the first attempts of the captured jobs, which begin at once.
-        """
-        values = {
-            **self._jobs.owned_pairs(completed),
-            LIMIT: limit,
-            "locks_queue": queue,
-            HOST: host,
-            AHEAD: int(ahead),
-        }
-        return Operation(self._fetches[after is not None], values | ({} if after is None else after_values(after)))
+    def _fetch(self, limit: int, *, queue: str, host: str) -> Operation[Any]:
+        """Capture jobs for a worker, as undecoded rows; no attempt counts."""
+        return RowsOperation(self._fetch_jobs, {LIMIT: limit, "locks_queue": queue, HOST: host})
 
     def _begin(self, jobs: Sequence[Any]) -> Operation[Any]:
         """Count the attempts of captured jobs, given as pairs: how many were still owned, and not locked."""
@@ -519,10 +474,6 @@ class Queue(EntityPattern[E]):
         """Read the running jobs that one worker has captured, as pairs ``(internal_id, claim)``."""
         return RowsOperation(self._jobs_of_host, {"locks_queue": queue, HOST: host})
 
-    def _read(self, jobs: Sequence[Any]) -> Operation[Any]:
-        """Read the undecoded rows of running jobs, given as pairs."""
-        return RowsOperation(self._read_owned, self._jobs.owned_pairs(jobs))
-
     def _claimed(self, jobs: Sequence[Any]) -> Operation[Any]:
         """Read which of these pairs run, or ended, under their claims: ``(internal_id, claim, running)``."""
         return RowsOperation(self._claimed_jobs, self._jobs.owned_pairs(jobs))
@@ -530,20 +481,12 @@ class Queue(EntityPattern[E]):
     def _requeue_silent(self, since: datetime, *, queue: str, limit: int) -> Operation[Any]:
         """Requeue the jobs of workers that have sent no heartbeat since an instant."""
         forgotten = since - timedelta(seconds=FORGET_AFTER)
-        values = {LIMIT: limit, "locks_chosen": queue, "locks_silent": since, "locks_forgotten": forgotten}
+        values = {LIMIT: limit, "locks_queue": queue, "locks_silent": since, "locks_forgotten": forgotten}
         return Operation(self._requeue_since, values)
 
     def _of_worker(self, kind: type[WorkerRow], host: str) -> Operation[Any]:
         """Return an operation on the row of one worker."""
         return Operation(self._worker[kind], {HOST: host})
-
-    def topic(self, queue: str) -> str:
-        """Return the payload of the notification that a queue has new jobs (PostgreSQL).
-
-        >>> sl.Queue().topic("mail")
-        '...mail'
-        """
-        return self._jobs.topic(valid_name(queue, "a queue"))
 
     def indexes(self, dialect: str | None = None) -> list[Index]:
         """Create the ``Index`` objects that a table of your own needs, and attach them to it.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +14,9 @@ from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.queue import Queue
 from sqlalchemy_locks.queue.fetch import decoders
-from sqlalchemy_locks.workers.results import failure_of, failure_operation
+from sqlalchemy_locks.workers.results import failure_of
 from sqlalchemy_locks.workers.running_job import RunningJob
-from sqlalchemy_locks.workers.threaded import Worker, refuse_generator
+from sqlalchemy_locks.workers.threaded import Worker, refuse_unfinished
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def run_until_empty(
     config = Worker(queue, print, bind=bind, name=name, retry_in=0).config
     for _ in range(limit):
         # rows, as a worker fetches them, also where the queue has a mapped class
-        rows, _ = locks._run(queue._fetch([], 1, queue=name, host="run_until_empty", after=None))
+        rows: Any = locks._run(queue._fetch(1, queue=name, host="run_until_empty"))
         if not rows:
             return Drained(completed, failed)
         job = RunningJob(queue._jobs, rows[0], lambda: False)
@@ -76,13 +76,13 @@ def run_until_empty(
         try:
             job._decode(decoders(queue._jobs, bind.dialect))
             value = handler(job)
-            refuse_generator(value)
+            refuse_unfinished(value, (Generator, AsyncGenerator))
             if inspect.isawaitable(value):
                 asyncio.run(_result(value))
         except Exception as error:
             failed += 1
             failure = failure_of(config, job, error)
-            locks.run(failure_operation(queue, job, failure.text, failure.pause))
+            locks.run(failure.operation(queue, job))
             if not retry:
                 raise
         else:

@@ -13,7 +13,6 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from datetime import timedelta
 from functools import partial
 from typing import Any
 
@@ -21,21 +20,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import is_coroutine_function
-from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.queue.enqueue import CHANNEL
-from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.runtime.cancellation import shielded
-from sqlalchemy_locks.workers.config import (
-    CLOSE_WITHIN,
-    RetryPolicy,
-    StopRequest,
-    WorkerConfig,
-    bound_engine,
-    check_handler,
-)
+from sqlalchemy_locks.workers.base import BaseWorker
+from sqlalchemy_locks.workers.config import CLOSE_WITHIN, StopRequest
 from sqlalchemy_locks.workers.database import log, supports_listen
-from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.running_job import RunningJob
 from sqlalchemy_locks.workers.state import LONGEST_ERROR_PAUSE, WorkerState
 
@@ -47,7 +37,7 @@ _running: set[AsyncWorker] = set()
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class AsyncWorker(ObservedWorker):
+class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
     """Runs the jobs of a queue in tasks of one event loop.
 
     It differs from :class:`~sqlalchemy_locks.Worker` in this: ``handler`` is a coroutine function, ``bind`` an
@@ -58,59 +48,22 @@ class AsyncWorker(ObservedWorker):
     >>> worker = sl.AsyncWorker(sl.Queue(), handle, bind=async_engine, concurrency=4)
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        handler: AsyncHandler,
-        *,
-        bind: AsyncEngine | None = None,
-        name: str = DEFAULT_QUEUE,
-        concurrency: int = 4,
-        batch: int = 10,
-        prefetch: int = 0,
-        heartbeat: float | timedelta = 15,
-        poll: float | timedelta = 1,
-        stalled_after: float | timedelta | None = 300,
-        grace: float | timedelta = 30,
-        retry_in: RetryPolicy | None = None,
-        host: str | None = None,
-    ) -> None:
-        check_handler(handler, "coroutine function")
+    _engine_class, _handler_kind = AsyncEngine, "coroutine function"
+
+    #: the worker itself cancels its tasks
+    _cancelling = False
+    #: the cycle that is under way
+    _cycle_task: asyncio.Task[None] | None = None
+
+    def _check(self, handler: Any) -> None:
+        super()._check(handler)
         if _is_plain_function(handler):
             raise TypeError(
                 f"an AsyncWorker awaits its handler, and {handler!r} is no coroutine function: use a Worker"
             )
-        engine = bound_engine(queue, bind)
-        if not isinstance(engine, AsyncEngine):
-            raise TypeError(f"an AsyncWorker needs an AsyncEngine, not {type(engine).__name__}")
-        self.handler = handler
-        self.config = WorkerConfig(
-            queue,
-            engine.sync_engine,
-            name=name,
-            concurrency=concurrency,
-            batch=batch,
-            prefetch=prefetch,
-            heartbeat=heartbeat,
-            poll=poll,
-            stalled_after=stalled_after,
-            grace=grace,
-            retry_in=retry_in,
-            host=host,
-        )
-        self._stop = StopRequest()
-        self._is_running = False
-        #: the worker itself cancels its tasks
-        self._cancelling = False
-        self._state: WorkerState | None = None
-        #: the cycle that is under way
-        self._cycle_task: asyncio.Task[None] | None = None
-        self._make_events()
 
     def _make_events(self) -> None:
         self._wake = asyncio.Event()
-        #: set once a search has found fewer jobs than there are free slots; until then the worker searches anyway
-        self._idle = asyncio.Event()
 
     async def run(self, *, until_empty: bool = False) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only where the loop supports signal handlers, and the
@@ -124,21 +77,20 @@ class AsyncWorker(ObservedWorker):
         >>> worker = sl.AsyncWorker(sl.Queue(), handle, bind=async_engine, name="mail")
         >>> await worker.run()
         """
-        if self._is_running:
+        if not self._is_running.acquire(blocking=False):
             raise ReentryError("this worker is running already: make another one")
-        self._is_running = True
         self._cancelling, self._runner, self._loop = False, asyncio.current_task(), asyncio.get_running_loop()
         self._cancelled_before, self._context = _cancellations(self._runner), contextvars.copy_context()
         self._tasks: set[asyncio.Task[None]] = set()
         try:
-            async with self._signals(), self._listening():
+            async with self._signals(), self._listening(until_empty):
                 try:
                     await self._run(until_empty)
                 finally:
                     self._stop = StopRequest()
         finally:
             self._make_events()  # those of this run belong to its event loop
-            self._is_running = False
+            self._is_running.release()
 
     def stop(self) -> None:
         """Start no more jobs; to be called in the worker's loop. :meth:`run` returns when running handlers have
@@ -149,7 +101,7 @@ class AsyncWorker(ObservedWorker):
         >>> await worker.run()  # returns when its first job is done
         """
         self._stop.request()
-        self._wake_all()
+        self._wake.set()
         if self._cycle_task is not None:
             self._abort_after_grace(self._cycle_task)
 
@@ -163,13 +115,10 @@ class AsyncWorker(ObservedWorker):
             self._state.database.abort()
             cycle.cancel()
 
-    def _wake_all(self) -> None:
-        self._wake.set()
-
     def _wake_from_thread(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             # after a permanent error of the heartbeats a cycle under way ends within the grace, too
-            self._loop.call_soon_threadsafe(self.stop if self._stop.requested else self._wake_all)
+            self._loop.call_soon_threadsafe(self.stop if self._stop.requested else self._wake.set)
 
     def _is_cancelled(self) -> bool:
         """Whether the worker is being cancelled, rather than something in a handler."""
@@ -220,10 +169,7 @@ class AsyncWorker(ObservedWorker):
         await self._query(state.cycle)
         while (job := state.take()) is not None:
             self._begin(state, job)
-        pause = state.pause()
-        if pause and state.idle:
-            self._idle.set()
-        await _wait(self._wake, pause)
+        await _wait(self._wake, state.pause())
         return True
 
     async def _query(self, work: Callable[[], None]) -> bool:
@@ -245,40 +191,34 @@ class AsyncWorker(ObservedWorker):
         return True
 
     def _begin(self, state: WorkerState, job: RunningJob) -> None:
-        """Run a job in a task of its own, which its handler may cancel at any time, and then another one."""
-        # not in the context of the job before
-        # a task whose handler cancels it as it returns has no result
-        outcome: list[BaseException | None] = []
-        task = self._context.copy().run(asyncio.create_task, self._call(state, job, outcome))
+        """Run a job in a task of its own, which its handler may cancel at any time; not in the context of another."""
+        task = self._context.copy().run(asyncio.create_task, self._call(state, job))
         self._tasks.add(task)
-        task.add_done_callback(partial(self._done, state, job, outcome))
+        task.add_done_callback(partial(self._done, state, job))
 
-    async def _call(self, state: WorkerState, job: RunningJob, outcome: list[BaseException | None]) -> None:
+    async def _call(self, state: WorkerState, job: RunningJob) -> None:
+        error: BaseException | None = None
         try:
             await state.call(job, self.handler)
-        except BaseException as error:
-            outcome.append(error)
-        else:
-            outcome.append(None)
+        except BaseException as raised:
+            error = raised
+        self._report(state, job, error)
 
-    def _done(
-        self, state: WorkerState, job: RunningJob, outcome: list[BaseException | None], task: asyncio.Task[None]
-    ) -> None:
+    def _done(self, state: WorkerState, job: RunningJob, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
-        error = outcome[0] if outcome else asyncio.CancelledError()
+        if id(job) in state.running:  # the task was cancelled before it began
+            self._report(state, job, asyncio.CancelledError())
+
+    def _report(self, state: WorkerState, job: RunningJob, error: BaseException | None) -> None:
         if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
             return  # the job no longer runs, and is released
-        due, following = state.done_and_take(job, error)
-        if due:
-            self._wake.set()
-        if following is not None:
-            self._begin(state, following)
+        state.done(job, error)
+        self._wake.set()
 
     @contextlib.asynccontextmanager
-    async def _listening(self) -> AsyncIterator[None]:
-        """On PostgreSQL: listen in a task for jobs that are put, once the worker is idle."""
-        self._idle.clear()
-        if not self.config.listens:
+    async def _listening(self, until_empty: bool) -> AsyncIterator[None]:
+        """On PostgreSQL: listen in a task for jobs that are put."""
+        if until_empty or not self.config.listens:
             yield
             return
         listener = asyncio.create_task(self._listen())
@@ -290,7 +230,6 @@ class AsyncWorker(ObservedWorker):
             await shielded(_end(listener, 0.5), raise_cancelled=True)
 
     async def _listen(self) -> None:
-        await self._idle.wait()
         while True:
             try:
                 if not await greenlet_spawn(supports_listen, self.config.engine):
@@ -302,42 +241,29 @@ class AsyncWorker(ObservedWorker):
 
     async def _listen_until_lost(self) -> None:
         """Listen until the connection is lost."""
-        topic, backend = self.config.queue.topic(self.config.name), self.config.backend
-        loop = asyncio.get_running_loop()
-        lost = asyncio.Event()
+        topic = self.config.queue._jobs.topic(self.config.name)
         connection = await greenlet_spawn(self.config.engine.raw_connection)
         driver: Any = connection.driver_connection
         connection.detach()  # it doesn't return to the pool
         try:
+            if hasattr(driver, "add_listener"):  # asyncpg
 
-            def on_readable() -> None:
-                try:
-                    if topic in backend.read_notifications(driver):
-                        self._wake_all()
-                except Exception:
-                    loop.remove_reader(number)  # the driver has closed it, and doesn't know its number any more
-                    lost.set()
+                def on_notification(_: Any, pid: int, channel: str, payload: str) -> None:
+                    if payload == topic:
+                        self._wake.set()
 
-            def on_notification(_: Any, pid: int, channel: str, payload: str) -> None:
-                if payload == topic:
-                    self._wake_all()
-
-            if hasattr(driver, "add_listener"):  # asyncpg, which reads by itself
+                lost = asyncio.Event()
                 driver.add_termination_listener(lambda _: lost.set())
                 await driver.add_listener(CHANNEL, on_notification)
-                self._wake_all()  # jobs may have been put before it listened
+                self._wake.set()  # jobs may have been put before it listened
                 await lost.wait()
             else:
                 await driver.set_autocommit(True)
                 await driver.execute(f"LISTEN {CHANNEL}")
-                number = driver.fileno()
-                loop.add_reader(number, on_readable)
-                self._wake_all()
-                try:
-                    await lost.wait()
-                finally:
-                    if not driver.closed:
-                        loop.remove_reader(number)
+                self._wake.set()
+                async for notification in driver.notifies():
+                    if notification.payload == topic:
+                        self._wake.set()
         finally:
             if hasattr(driver, "terminate"):
                 driver.terminate()  # close() would wait for the server

@@ -2,50 +2,27 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import random
 import socket
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks._validation import bounded_seconds, seconds, valid_int, valid_name
+from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
 from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.connections import shares_one_connection
 from sqlalchemy_locks.dialects.forks import replace_pool_in_forks
 from sqlalchemy_locks.errors import Unsupported
-from sqlalchemy_locks.queue.acknowledge import DOUBLINGS, FIRST_PAUSE, LONGEST_RETRY_PAUSE
 from sqlalchemy_locks.queue.queue import Queue
 
-#: the longest duration, in seconds: what every way of waiting accepts
-_YEAR = 366 * 86400.0
 _LONGEST_HEARTBEAT = 3600.0
 #: a run appends a nonce, and the column has 255 characters
 _LONGEST_HOST = 240
 #: how long after the grace a worker may report and release its jobs, in seconds
 CLOSE_WITHIN = 3.0
-#: how much earlier or later a failed job is tried again than its pause says, so that jobs that failed together spread
-_JITTER = 0.1
-
 RetryPolicy = float | timedelta | Callable[[int], float | timedelta]
-
-
-def check_handler(handler: Any, what: str) -> None:
-    """:raises TypeError: unless it can be called with one job."""
-    if not callable(handler):
-        raise TypeError(f"a worker's handler is a {what} of one job, not {handler!r}")
-    try:
-        signature = inspect.signature(handler)
-    except (TypeError, ValueError):
-        return  # it is not written in Python
-    try:
-        signature.bind(None)
-    except TypeError as error:
-        raise TypeError(f"a worker's handler is a {what} of one job, and {handler!r} is not: {error}") from None
 
 
 class WorkerConfig:
@@ -78,14 +55,16 @@ class WorkerConfig:
         self.name = valid_name(name, "a queue")
         self.concurrency, self.batch = valid_int(concurrency, "concurrency"), valid_int(batch, "batch")
         self.prefetch = valid_int(prefetch, "prefetch", 0)
-        self.heartbeat = _bounded(heartbeat, "heartbeat", zero=False)
+        self.heartbeat = bounded_seconds(heartbeat, "heartbeat", zero=False)
         if self.heartbeat > _LONGEST_HEARTBEAT:
             raise ValueError(
                 f"heartbeat must be at most {_LONGEST_HEARTBEAT:g} s: a worker that is silent for a day is forgotten"
             )
-        self.poll = _bounded(poll, "poll", zero=False)
-        self.stalled_after = None if stalled_after is None else _bounded(stalled_after, "stalled_after", zero=False)
-        self.grace = _bounded(grace, "grace")
+        self.poll = bounded_seconds(poll, "poll", zero=False)
+        self.stalled_after = (
+            None if stalled_after is None else bounded_seconds(stalled_after, "stalled_after", zero=False)
+        )
+        self.grace = bounded_seconds(grace, "grace")
         self._retry_in = retry_in if retry_in is None or callable(retry_in) else bounded_seconds(retry_in, "retry_in")
         if self.stalled_after is not None and self.stalled_after < 2 * self.heartbeat:
             raise ValueError("stalled_after must be at least twice the heartbeat, or jobs of live workers are requeued")
@@ -109,15 +88,13 @@ class WorkerConfig:
         """The start of ``processing_host``; computed at each run, since a forked process has another number."""
         return self._host or f"{socket.gethostname()[: _LONGEST_HOST - 20]}:{os.getpid()}"
 
-    def retry_pause(self, attempt: int) -> float:
-        """Return the pause after an attempt that failed, in seconds: 1 for the first one.
+    def retry_pause(self, attempt: int) -> float | None:
+        """Return the pause after an attempt that failed, in seconds: 1 for the first one; ``None``: the default.
 
         :raises Exception: what a policy of the app raises, or the error about what it returns.
         """
         policy = self._retry_in
-        if callable(policy):
-            return bounded_seconds(policy(attempt), "retry_in")
-        return default_pause(attempt) if policy is None else policy
+        return bounded_seconds(policy(attempt), "retry_in") if callable(policy) else policy
 
     @property
     def requeue_interval(self) -> float:
@@ -144,31 +121,3 @@ class StopRequest:
         if not self.requested:
             self.at = time.monotonic()
             self.requested = True
-
-
-def default_pause(attempt: int) -> float:
-    """Return the pause after an attempt that failed: 5 s, doubled with each attempt, up to an hour, with jitter."""
-    pause = LONGEST_RETRY_PAUSE if attempt > DOUBLINGS + 1 else FIRST_PAUSE << max(attempt - 1, 0)
-    return pause * random.uniform(1 - _JITTER, 1 + _JITTER)
-
-
-def bound_engine(queue: Queue, bind: Any) -> Any:
-    """Return the engine that was passed to the worker or to its queue.
-
-    :raises TypeError: without either.
-    """
-    if not isinstance(queue, Queue):
-        raise TypeError(f"a worker takes a Queue, not {queue!r}")
-    if bind is None and queue.bind is None:
-        raise TypeError(
-            "a worker needs an engine: give it to the worker, bind=engine, or to the queue for all of its workers, "
-            "Queue(bind=engine)"
-        )
-    return queue.bind if bind is None else bind
-
-
-def _bounded(value: float | timedelta, name: str, *, zero: bool = True) -> float:
-    duration = seconds(value, name, zero=zero)
-    if duration > _YEAR:
-        raise ValueError(f"{name} must be at most a year, not {value!r} seconds")
-    return duration

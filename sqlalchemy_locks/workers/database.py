@@ -6,10 +6,10 @@ import logging
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import CompileError, DataError, DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 
 from sqlalchemy_locks.core.engine_state import behind_pooler
@@ -21,7 +21,6 @@ from sqlalchemy_locks.errors import (
     LockLost,
     LockTimeout,
     MustRollback,
-    NotInstalled,
     NotWritable,
     PoolTimeout,
 )
@@ -30,23 +29,6 @@ from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.workers.config import WorkerConfig
 
 logger = logging.getLogger("sqlalchemy_locks.worker")
-
-#: a column, table, function or type that isn't there, or a column of another type: of PostgreSQL, then of MySQL and
-#: MariaDB, and of SQLite, which has no codes for it
-_WRONG_STATES = ("42703", "42P01", "42883", "42704", "42804", "3F000")
-_WRONG_CODES = (1054, 1146)
-_WRONG_PHRASES = ("no such column", "no such table", "has no column named")
-
-
-class Owned(NamedTuple):
-    """Jobs, as pairs of id and claim, by their state in the database."""
-
-    #: still this worker's
-    running: set[tuple[Any, int]]
-    #: completed, or dead, by its claim: by the worker or by a handler
-    ended: set[tuple[Any, int]]
-    #: of another owner, returned to the queue, or deleted
-    lost: set[tuple[Any, int]]
 
 
 class WorkerDatabase:
@@ -108,16 +90,10 @@ class WorkerDatabase:
         if (connection := self._connection) is not None:
             abort(connection)
 
-    def look_at(self, pairs: Sequence[tuple[Any, int]]) -> Owned:
-        """Look which of the jobs, given as pairs, are still this worker's."""
-        owned = Owned(set(), set(), set())
-        if not pairs:
-            return owned
-        states = {(id_, claim): running for id_, claim, running in self.perform(self.config.queue._claimed(pairs))}
-        for pair in pairs:
-            running = states.get(pair)
-            (owned.lost if running is None else owned.running if running else owned.ended).add(pair)
-        return owned
+    def states(self, pairs: Sequence[tuple[Any, int]]) -> dict[tuple[Any, int], str]:
+        """Return the states of those jobs, given as pairs, that are still this worker's, or ended under its claim."""
+        rows = self.perform(self.config.queue._claimed(pairs)) if pairs else ()
+        return {(id_, claim): state for id_, claim, state in rows}
 
 
 def supports_listen(engine: Engine) -> bool:
@@ -154,20 +130,8 @@ def was_answered(error: Exception) -> bool:
     return isinstance(error, LockError) and not isinstance(error, (LockLost, PoolTimeout))
 
 
-def is_wrong_statement(error: Exception) -> bool:
-    """Whether a statement is wrong for every job, as where the table lacks a column of the app's class."""
-    if not isinstance(error, DBAPIError):
-        return isinstance(error, (CompileError, NotInstalled))
-    cause: Any = error.orig
-    state = getattr(cause, "sqlstate", None) or getattr(cause, "pgcode", None)
-    code = next(iter(getattr(cause, "args", ())), None)
-    return state in _WRONG_STATES or code in _WRONG_CODES or any(phrase in str(cause) for phrase in _WRONG_PHRASES)
-
-
 def is_temporary(error: Exception) -> bool:
     """Whether the database is unavailable for the moment, as opposed to a permanent error."""
-    if is_wrong_statement(error):
-        return False
     if isinstance(error, DBAPIError):
         return error.connection_invalidated or not isinstance(error, (ProgrammingError, DataError, IntegrityError))
     return isinstance(

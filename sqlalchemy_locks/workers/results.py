@@ -1,7 +1,7 @@
 """The jobs that a worker has finished, until the database knows.
 
-They leave the lists when the database has confirmed it, not before. Jobs whose row another session has locked are
-reported later: a worker doesn't wait for a row lock.
+They leave the list when the database has confirmed it, not before. Jobs whose row another session has locked stay, and
+are reported again later: a worker doesn't wait for a row lock.
 """
 
 from __future__ import annotations
@@ -10,32 +10,22 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.errors import Discard, Retry
-from sqlalchemy_locks.queue.acknowledge import skip_locked
+from sqlalchemy_locks.queue.acknowledge import DEAD, RUNNING, skip_locked
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.workers.config import WorkerConfig, default_pause
+from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, log
 from sqlalchemy_locks.workers.running_job import RunningJob
 
-#: how long a completed job may wait to be reported together with others, in seconds
-MAX_ACK_DELAY = 1.0
-#: how often reporting jobs whose rows were locked is tried again, in seconds: a job that seems to have stalled when its
-#: row is unlocked belongs to whichever session changes it first
-_DEFERRED_INTERVAL = 0.25
+#: how long a job whose row was locked is left alone, in seconds: a job that seems to have stalled when its row is
+#: unlocked belongs to whichever session changes it first
+LOCKED_INTERVAL = 0.25
 #: what is stored instead of an error that the database can't store
 UNSTORABLE = "the error could not be stored: see the log of the worker"
-
-
-def failure_operation(queue: Queue, job: RunningJob, error: str, pause: float | None) -> Operation[Any]:
-    """Return the operation that fails a job, or marks it as dead where there is no pause."""
-    if pause is None:
-        return queue.fail(job._pair, error=error, retry=False)
-    return queue.fail(job._pair, error=error, retry_in=pause)
 
 
 class Undecodable(Exception):
@@ -47,20 +37,25 @@ class Failure(NamedTuple):
 
     #: the text that is stored
     text: str
-    #: until the next attempt, in seconds; ``None``: there is none
+    #: the job may be tried again
+    retry: bool
+    #: until the next attempt, in seconds; ``None``: the default
     pause: float | None
     error: BaseException
 
     def is_last(self, job: RunningJob) -> bool:
         """Return whether the job is dead after this attempt."""
-        return bool(self.pause is None or job._value("attempts") >= job._value("max_attempts"))
+        return bool(not self.retry or job._value("attempts") >= job._value("max_attempts"))
+
+    def operation(self, queue: Queue, job: RunningJob, text: str | None = None) -> Operation[Any]:
+        """Return the operation that reports it. :param text: what is stored instead of its own text."""
+        return queue.fail(job._pair, error=text or self.text, retry_in=self.pause, retry=self.retry)
 
 
 class PendingAcks:
     """Finished jobs that the database doesn't know of yet.
 
-    :param lock: of the worker's lists; handlers' threads add to ``completed`` and ``failed``, one thread sends, and the
-        heartbeats' thread reads.
+    :param lock: of the worker's lists; handlers' threads add to ``finished``, and one thread sends.
     :param on_dead: called with a job that won't be tried again, and its error.
     """
 
@@ -71,156 +66,106 @@ class PendingAcks:
         lock: threading.Lock,
         on_dead: Callable[[RunningJob, BaseException], object],
     ) -> None:
-        self.config, self._database, self._lock, self._on_dead = config, database, lock, on_dead
-        self.completed: deque[RunningJob] = deque()
-        self.failed: deque[tuple[RunningJob, Failure]] = deque()
-        #: finished while another session had locked their rows, with their failures if they have failed
-        self.deferred: list[tuple[RunningJob, Failure | None]] = []
-        #: when the first of those in ``completed`` was finished
-        self._completed_at = 0.0
-        self._deferred_due = float("inf")
-
-    def add_completed(self, job: RunningJob) -> None:
-        """Add a job whose handler has returned; the caller holds the lock."""
-        if not self.completed:
-            self._completed_at = time.monotonic()
-        self.completed.append(job)
-
-    def jobs(self) -> list[RunningJob]:
-        """Return every job that is still this worker's to report; the caller holds the lock."""
-        return [*self.completed, *(job for job, _ in (*self.failed, *self.deferred))]
+        self._queue, self._database, self._lock, self._on_dead = config.queue, database, lock, on_dead
+        #: in the order in which they finished, each with its failure if it has failed
+        self.finished: dict[RunningJob, Failure | None] = {}
 
     def due_in(self) -> float:
         """Return how long nothing has to be sent, in seconds."""
-        due = self._deferred_due
-        if self.completed:
-            due = min(due, self._completed_at + MAX_ACK_DELAY)
+        with self._lock:
+            due = min((job._locked_until for job in self.finished), default=float("inf"))
         return due - time.monotonic()
 
-    def send_completed(self, *, now: bool) -> None:
-        """Report completed jobs: now, or when there is a batch of them or the oldest has waited long enough."""
+    def send_completed(self, *, waits: bool = False) -> None:
+        """Report completed jobs, except those whose rows were locked a moment ago.
+
+        :param waits: wait for locked rows, as a worker that stops does it in the end.
+        """
+        if jobs := [job for job, failure in self._due(waits) if failure is None]:
+            completing = self._queue.complete([job._pair for job in jobs])
+            self._confirm(jobs, self._perform(completing, waits))
+
+    def send_failed(self, *, waits: bool = False) -> None:
+        """Report failed jobs likewise, one by one."""
+        for job, failure in self._due(waits):
+            if failure is not None:
+                self._confirm([job], self._fail(job, failure, waits))
+
+    def _due(self, waits: bool) -> list[tuple[RunningJob, Failure | None]]:
+        now = time.monotonic()
         with self._lock:
-            jobs = list(self.completed)
-        if jobs and (now or len(jobs) >= self.config.batch or time.monotonic() >= self._completed_at + MAX_ACK_DELAY):
-            self.confirm(jobs, self._complete(jobs))
+            return [(job, failure) for job, failure in self.finished.items() if waits or job._locked_until <= now]
 
-    def confirm(self, jobs: list[RunningJob], completed: int) -> None:
-        """Remove the first ones of ``completed``, which were sent; of so many the database has changed the rows."""
-        locked = self._locked(jobs, completed)
-        with self._lock:
-            for _ in jobs:
-                self.completed.popleft()
-            self._completed_at = time.monotonic()
-        self._defer([(job, None) for job in locked])
+    def _perform(self, operation: Operation[Any], waits: bool) -> int:
+        number: int = self._database.perform(operation if waits else skip_locked(operation))
+        return number
 
-    def send_failed(self) -> None:
-        """Report failed jobs."""
-        while self.failed:
-            job, failure = self.failed[0]
-            locked = self._locked([job], self._fail(job, failure))
-            with self._lock:
-                self.failed.popleft()
-            self._defer([(job, failure) for job in locked])
-
-    def send_deferred(self) -> None:
-        """Report jobs whose rows were locked, if it is time to try again."""
-        if time.monotonic() < self._deferred_due:
-            return
-        self._deferred_due = time.monotonic() + _DEFERRED_INTERVAL
-        for job, failure in list(self.deferred):
-            changed = self._complete([job]) if failure is None else self._fail(job, failure)
-            if not self._locked([job], changed):
-                with self._lock:
-                    self.deferred.remove((job, failure))
-        if not self.deferred:
-            self._deferred_due = float("inf")
-
-    def wait_for_locked(self) -> None:
-        """Report the deferred jobs, waiting for their rows to be unlocked: the last step of a worker that stops."""
-        queue = self.config.queue
-        while self.deferred:
-            job, failure = self.deferred[0]
-            if failure is None:
-                self._database.perform(queue.complete(job._pair))
-            else:
-                self._database.perform(failure_operation(queue, job, failure.text, failure.pause))
-            with self._lock:
-                self.deferred.pop(0)
-
-    def _complete(self, jobs: list[RunningJob]) -> int:
-        completing = self.config.queue.complete([job._pair for job in jobs])
-        completed: int = self._database.perform(skip_locked(completing))
-        return completed
-
-    def _fail(self, job: RunningJob, failure: Failure) -> int:
-        queue = self.config.queue
+    def _fail(self, job: RunningJob, failure: Failure, waits: bool) -> int:
         try:
-            failing = failure_operation(queue, job, failure.text, failure.pause)
-            failed: int = self._database.perform(skip_locked(failing))
+            return self._perform(failure.operation(self._queue, job), waits)
         except Exception as error:
             # whatever it is: an encoding, a packet that is too large, and then perhaps a lost connection
             log(logging.WARNING, "An error could not be stored, and is left out: %s", error)
-            failing = failure_operation(queue, job, UNSTORABLE, failure.pause)
-            failed = self._database.perform(skip_locked(failing))
-        if failed and failure.is_last(job):
-            self._on_dead(job, failure.error)
-        return failed
+            return self._perform(failure.operation(self._queue, job, UNSTORABLE), waits)
 
-    def _locked(self, jobs: list[RunningJob], changed: int) -> Sequence[RunningJob]:
-        """Return those of the jobs that are still owned though the database has changed only so many."""
-        if changed == len(jobs):
-            return []
-        owned = self._database.look_at([job._pair for job in jobs])
-        if owned.lost:
+    def _confirm(self, jobs: list[RunningJob], changed: int) -> None:
+        """Remove jobs that were sent; the database has changed the rows of so many of them."""
+        states: dict[Any, str] = {}
+        locked: list[RunningJob] = []
+        lost: list[RunningJob] = []
+        if changed < len(jobs):
+            states = self._database.states([job._pair for job in jobs])
+            locked = [job for job in jobs if states.get(job._pair) == RUNNING]
+            lost = [job for job in jobs if job._pair not in states]
+        for job in locked:
+            job._locked_until = time.monotonic() + LOCKED_INTERVAL
+        with self._lock:
+            failures = {job: self.finished.pop(job) for job in jobs if job not in locked}
+        for job, failure in failures.items():
+            # the reply to an earlier report may have been lost
+            if failure is not None and failure.is_last(job) and (changed or states.get(job._pair) == DEAD):
+                self._on_dead(job, failure.error)
+        if locked:
+            log(logging.WARNING, "%d finished jobs are reported later: other sessions lock their rows", len(locked))
+        if lost:
             log(
                 logging.WARNING,
                 "%d jobs had another owner, or had been returned to the queue, before this worker finished them",
-                len(owned.lost),
+                len(lost),
             )
-        return [job for job in jobs if job._pair in owned.running]
-
-    def _defer(self, jobs: list[tuple[RunningJob, Failure | None]]) -> None:
-        if jobs:
-            log(
-                logging.WARNING,
-                "%d finished jobs are reported later: their rows are locked by other sessions",
-                len(jobs),
-            )
-            with self._lock:
-                self.deferred += jobs
-            self._deferred_due = min(self._deferred_due, time.monotonic() + _DEFERRED_INTERVAL)
 
 
 def failure_of(config: WorkerConfig, job: RunningJob, error: BaseException) -> Failure:
     """Return what is stored of an attempt that raised, and log it."""
-    name, attempt = job._value("external_id"), job._value("attempts")
-    if isinstance(error, Discard):
-        log(logging.WARNING, "The job %s of the queue %r was discarded: %s", name, config.name, error)
-        return Failure(_text_of(error), None, error)
-    if isinstance(error, Undecodable):
-        log(
-            logging.ERROR, "The job %s of the queue %r can't be decoded, and is dead", name, config.name, exc_info=error
-        )
-        return Failure(format_error(error), None, error)
-    most = job._value("max_attempts")
-    pause = error.pause if isinstance(error, Retry) else None
-    if pause is None:
-        try:
-            pause = config.retry_pause(attempt)
-        except (Exception, SystemExit, asyncio.CancelledError) as wrong:
-            log(logging.ERROR, "retry_in failed, and the default is used: %s", wrong, exc_info=wrong)
-            pause = default_pause(attempt)
-    if isinstance(error, Retry):
-        if attempt < most:
-            message = "The job %s of the queue %r is tried again in %.1f s: %s"
-            log(logging.INFO, message, name, config.name, pause, error)
-        else:
-            message = "The job %s of the queue %r is dead, after attempt %d: %s"
-            log(logging.WARNING, message, name, config.name, attempt, error)
-        return Failure(_text_of(error), pause, error)
-    message = "The job %s of the queue %r failed, in attempt %d of %d"
-    log(logging.WARNING, message, name, config.name, attempt, most, exc_info=error)
-    return Failure(format_error(error), pause, error)
+    attempt, most = job._value("attempts"), job._value("max_attempts")
+    expected = isinstance(error, (Discard, Retry))
+    retry = not isinstance(error, (Discard, Undecodable))
+    pause = _pause_after(config, error, attempt) if retry else None
+    failure = Failure(_text_of(error) if expected else format_error(error), retry, pause, error)
+    last = failure.is_last(job)
+    log(
+        logging.INFO if expected and not last else logging.WARNING,
+        "The job %s of the queue %r failed, in attempt %d of %d, and %s: %s",
+        job._value("external_id"),
+        config.name,
+        attempt,
+        most,
+        "is dead" if last else "is tried again",
+        error,
+        exc_info=None if expected else error,
+    )
+    return failure
+
+
+def _pause_after(config: WorkerConfig, error: BaseException, attempt: int) -> float | None:
+    """Return the pause until the next attempt, in seconds; ``None``: the default."""
+    if isinstance(error, Retry) and error.pause is not None:
+        return error.pause
+    try:
+        return config.retry_pause(attempt)
+    except (Exception, SystemExit, asyncio.CancelledError) as wrong:
+        log(logging.ERROR, "retry_in failed, and the default is used: %s", wrong, exc_info=wrong)
+        return None
 
 
 def _text_of(error: BaseException) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from sqlalchemy.engine import IteratorResult
@@ -20,7 +20,7 @@ class RunningJob:
     """
 
     # no name that a column may have: those are the row's
-    __slots__ = ("_began_at", "_jobs", "_may_be_lost", "_taken", "_values")
+    __slots__ = ("_began_at", "_jobs", "_locked_until", "_may_be_lost", "_taken", "_values")
 
     def __init__(self, jobs: Jobs, values: Sequence[Any], may_be_lost: Callable[[], bool]) -> None:
         """Wrap a row.
@@ -34,6 +34,8 @@ class RunningJob:
         self._taken = False
         #: when its handler was called, by ``time.monotonic()``
         self._began_at = 0.0
+        #: its row was locked: no statement about it is sent until then, by ``time.monotonic()``
+        self._locked_until = -float("inf")
 
     @property
     def lost(self) -> bool:
@@ -49,28 +51,23 @@ class RunningJob:
         return self._value("internal_id"), self._value("claim")
 
     @property
-    def _is_counted(self) -> bool:
-        """Whether the attempt was counted."""
-        return bool(self._value("claim") & BEGUN)
-
-    @property
     def _is_suspect(self) -> bool:
         """Whether its last attempt ended with its worker, which it may have killed."""
         return bool(self._value("error") == STALLED)
 
     @property
     def _row(self) -> Any:
-        return _row(tuple(self._jobs.keys), tuple(self))
+        return _row(tuple(self._jobs.keys), tuple(self._values))
 
     def _value(self, role: str) -> Any:
         """Return what the row has in the column of a role."""
-        return self._values[self._jobs.indexes[role]]
+        return self._values[self._jobs.keys[role]]
 
     def _count(self) -> None:
         """Note that the attempt was counted."""
         values = list(self._values)
-        values[self._jobs.indexes["claim"]] += BEGUN
-        values[self._jobs.indexes["attempts"]] += 1
+        values[self._jobs.keys["claim"]] += BEGUN
+        values[self._jobs.keys["attempts"]] += 1
         self._values = values
 
     def _decode(self, decoders: Sequence[tuple[int, Callable[[Any], Any]]]) -> None:
@@ -87,17 +84,8 @@ class RunningJob:
             return self._values[index]
         return getattr(self._row, name)  # what SQLAlchemy's rows have, such as _mapping
 
-    def __getitem__(self, index: Any) -> Any:
-        return tuple(self)[index]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._values[: len(self)])
-
-    def __len__(self) -> int:
-        return len(self._jobs.keys)
-
     def __reduce__(self) -> Any:
-        return _row, (tuple(self._jobs.keys), tuple(self))  # another process gets the row
+        return _row, (tuple(self._jobs.keys), self._values)  # another process gets the row
 
     def __repr__(self) -> str:
         return repr(self._row)

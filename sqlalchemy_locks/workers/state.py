@@ -5,9 +5,7 @@ to the database; handlers' threads call :meth:`WorkerState.take` and :meth:`Work
 :meth:`WorkerState.lose_all`.
 
 A captured job waits until its attempt is counted, is then ready, and runs when a slot is free. The attempt counts when
-the handler begins: so many jobs are counted at a time as there are free slots. Where handlers take less time than a
-round trip to the database, first attempts are counted ahead, by the batch, and by the capture itself; never the last
-attempt of a job, so that none is dead that hasn't begun.
+the handler begins: so many jobs are counted at a time as there are free slots.
 """
 
 from __future__ import annotations
@@ -19,10 +17,12 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
+from itertools import takewhile
 from typing import Any
 
 from sqlalchemy_locks.errors import LockError
-from sqlalchemy_locks.queue.acknowledge import skip_locked
+from sqlalchemy_locks.queue.acknowledge import RUNNING, skip_locked
 from sqlalchemy_locks.queue.fetch import decoders
 from sqlalchemy_locks.queue.jobs import BEGUN
 from sqlalchemy_locks.queue.liveness import ReadHeartbeat
@@ -31,24 +31,16 @@ from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, is_temporary, log, was_answered
 from sqlalchemy_locks.workers.events import JobReports, ObservedWorker
-from sqlalchemy_locks.workers.fetch_cursor import FetchCursor
 from sqlalchemy_locks.workers.heartbeats import Heartbeats
-from sqlalchemy_locks.workers.results import MAX_ACK_DELAY, PendingAcks, Undecodable, failure_of
+from sqlalchemy_locks.workers.results import LOCKED_INTERVAL, PendingAcks, Undecodable, failure_of
 from sqlalchemy_locks.workers.running_job import RunningJob
 
 #: the pause while the database is unavailable, in seconds: the first one, and the longest
 _FIRST_PAUSE, LONGEST_ERROR_PAUSE = 0.1, 5.0
-#: the longest time without a fetch from the head of the queue, in seconds: a search that was slow may have waited for
-#: something else
-_LONGEST_WITHOUT_HEAD = 1.0
 #: how many jobs of silent workers are requeued in one transaction
 _REQUEUE = 1000
 #: how often a worker that stops tries to report and release its jobs
 _CLOSE_ATTEMPTS = 5
-#: in how short a time all ready jobs have to be done before more of them are counted ahead, in seconds
-_PACE = 0.05
-#: how often a job whose row was locked is tried again, in seconds
-_LOCKED_INTERVAL = 0.25
 
 
 class WorkerState:
@@ -74,7 +66,6 @@ class WorkerState:
         self.config, self._stop, self._wake = config, stop, wake
         self.database = WorkerDatabase(config, sleep)
         self._lock = threading.Lock()
-        self.cursor = FetchCursor(config.backend.partial_ready_index, min(config.heartbeat, _LONGEST_WITHOUT_HEAD))
         self.heartbeats = Heartbeats(
             config, on_lost=self.lose_all, on_change=self._changed, on_error=self.fail, loop=loop
         )
@@ -102,16 +93,9 @@ class WorkerState:
         #: when to compare the jobs that it has with those in the database, and when to requeue those of silent workers
         self._compare_at = time.monotonic() + self._interval
         self._requeue_at = -float("inf")
-        #: the last fetch has reported the completed jobs
-        self._fetched = False
         self._until_empty = until_empty
         #: the last fetch found no job, and none ran meanwhile
         self._empty = False
-        #: how many jobs may be counted ahead, and when jobs became ready for the last time
-        self._ahead = 0
-        self._ready_at = -float("inf")
-        #: jobs whose rows were locked stay uncounted until then
-        self._locked_until = -float("inf")
 
     @property
     def _interval(self) -> float:
@@ -123,7 +107,14 @@ class WorkerState:
     def take(self) -> RunningJob | None:
         """Return a job to run: if there is one, a slot is free, and the last heartbeat is recent; else ``None``."""
         with self._lock:
-            return self._take()
+            # a stop may be requested while a cycle waits for the database
+            if self.stopping or self._stop.requested or not self.ready or len(self.running) >= self.config.concurrency:
+                return None
+            if not self.heartbeats.recent():
+                return None  # after the process or the database was stopped, the jobs may have other owners already
+            job = self.ready.popleft()
+            self.running[id(job)] = job
+            return job
 
     def call(self, job: RunningJob, handler: Callable[[RunningJob], Any]) -> Any:
         """Decode a job and call its handler; whatever is raised is an error of the job."""
@@ -134,27 +125,13 @@ class WorkerState:
         self.reports.emit_job("begun", job)
         return handler(job)
 
-    def done(self, job: RunningJob, error: BaseException | None) -> bool:
-        """Note that a handler has returned or raised; never raises.
-
-        :return: whether a cycle is due now.
-        """
-        return self.done_and_take(job, error, following=False)[0]
-
-    def done_and_take(
-        self, job: RunningJob, error: BaseException | None, *, following: bool = True
-    ) -> tuple[bool, RunningJob | None]:
-        """Note that a handler has returned or raised, then :meth:`take` another job."""
+    def done(self, job: RunningJob, error: BaseException | None) -> None:
+        """Note that a handler has returned or raised; never raises."""
         failure = None if error is None else failure_of(self.config, job, error)
         self.reports.emit_job("completed" if error is None else "failed", job, error=error)
         with self._lock:
-            if failure is None:
-                self.acks.add_completed(job)
-            else:
-                self.acks.failed.append((job, failure))
+            self.acks.finished[job] = failure
             self.running.pop(id(job), None)
-            due = failure is not None or not self.ready or len(self.acks.completed) >= self.config.batch
-            return due, self._take() if following else None
 
     def lose_all(self) -> None:
         """Note that the jobs have other owners: those of a worker whose row is gone."""
@@ -186,16 +163,6 @@ class WorkerState:
         self._more_jobs = True  # requeued jobs are waiting
         self._wake()
 
-    def _take(self) -> RunningJob | None:
-        # a stop may be requested while a cycle waits for the database
-        if self.stopping or self._stop.requested or not self.ready or len(self.running) >= self.config.concurrency:
-            return None
-        if not self.heartbeats.recent():
-            return None  # after the process or the database was stopped, the jobs may have other owners already
-        job = self.ready.popleft()
-        self.running[id(job)] = job
-        return job
-
     # the cycles
 
     def keep_going(self) -> bool:
@@ -215,10 +182,9 @@ class WorkerState:
         """
         steps = (
             self.acks.send_failed,
+            self.acks.send_completed,
             self._fetch,
             self._count_attempts,
-            self._send_completed,  # if nothing was fetched, for whatever reason
-            self.acks.send_deferred,
             self._compare_if_due,
             self._requeue_silent,
             self._release_if_stopping,
@@ -244,26 +210,19 @@ class WorkerState:
         return min(pause, max(0.0, self._deadline - time.monotonic())) if self.stopping else pause
 
     def _idle_time(self) -> float:
-        acks, now = self.acks, time.monotonic()
+        now = time.monotonic()
         if self._error_pause:
             return self._error_pause
         free = self.idle
-        with self._lock:
-            countable = bool(self._countable())
-        if (
-            acks.failed
-            or (acks.completed and not self.ready)
-            or (countable and now >= self._locked_until)
-            or (free and (self._more_jobs or (self._until_empty and self._empty)))
-        ):
+        if free and (self._more_jobs or (self._until_empty and self._empty)):
             return 0.0
-        times = [self.config.poll if free else self.config.heartbeat, acks.due_in(), self._compare_at - now]
-        if countable:
-            times.append(self._locked_until - now)
+        times = [self.config.poll if free else self.config.heartbeat, self.acks.due_in(), self._compare_at - now]
+        with self._lock:
+            if self._countable():
+                return 0.0
+            times += [job._locked_until - now for job in self.waiting if job._locked_until > now]
         if self.config.stalled_after is not None:
             times.append(max(_FIRST_PAUSE, self._requeue_at - now))
-        if self.ready and not acks.completed:
-            times.append(MAX_ACK_DELAY)  # the first job to be completed wakes no cycle
         return max(0.0, min(times))
 
     def close(self) -> None:
@@ -274,15 +233,16 @@ class WorkerState:
             log(logging.WARNING, message, self.config.name, len(self.running))
         errors: list[BaseException] = [] if self.error is None else [self.error]
         steps: Sequence[Callable[[], None]] = (
-            self._send_all_completed,
+            self.acks.send_completed,
             self.acks.send_failed,
             self._release_waiting,
             self._release_running,
             # those whose handlers returned between the first step and the release of what ran
-            self._send_all_completed,
+            self.acks.send_completed,
             self.acks.send_failed,
             self._compare,
-            self.acks.wait_for_locked,
+            partial(self.acks.send_completed, waits=True),
+            partial(self.acks.send_failed, waits=True),
         )
         for _ in range(_CLOSE_ATTEMPTS):
             steps = self._take_steps(steps, errors)
@@ -317,37 +277,26 @@ class WorkerState:
         return failed
 
     def _fetch(self) -> None:
-        """Capture jobs if a slot is free, and report the completed ones in the same transaction."""
+        """Capture jobs if a slot is free."""
         config, host = self.config, self.heartbeats.host
-        self._fetched = self._empty = False
+        self._empty = False
         with self._lock:
-            running, completed = len(self.running), list(self.acks.completed)
+            running = len(self.running)
             busy = self.stopping or self._stop.requested or self.waiting or self.ready or self._runs_suspect()
         if busy or running >= config.concurrency or not self.heartbeats.recent():
             return
-        ahead = self._pace()
         limit = min(config.batch, config.concurrency - running + config.prefetch)
         self._more_jobs = False  # what is noted from now on stays noted
-        started, after = time.monotonic(), self.cursor.after()
-        operation = config.queue._fetch(
-            [job._pair for job in completed], limit, queue=config.name, host=host, after=after, ahead=limit <= ahead
-        )
         self._reply_lost, reply_lost = True, self._reply_lost
-        rows, changed = self.database.perform(operation)
+        rows = self.database.perform(config.queue._fetch(limit, queue=config.name, host=host))
         self._reply_lost = reply_lost or self.database.retried
         self._receive(rows, host)
-        last = config.queue._jobs.position(rows[-1]) if len(rows) == limit else None
-        # a retry took its time for another reason than the search
-        self.cursor.advance(after, last, 0.0 if self.database.retried else time.monotonic() - started)
         # where a search stops early because others capture, too, there may be more jobs than it has found
-        stopped_early = bool(rows) and not config.backend.releases_skipped_rows
-        if last is not None or after is not None or stopped_early:
+        if len(rows) == limit or (rows and not config.backend.releases_skipped_rows):
             self._more_jobs = True
-        self._fetched = True
         with self._lock:
-            unfinished = self.waiting or self.ready or running or self.acks.failed
+            unfinished = self.waiting or running or any(self.acks.finished.values())
             self._empty = not (unfinished or self._more_jobs or self._reply_lost)
-        self.acks.confirm(completed, changed)
 
     def _receive(self, rows: Sequence[Sequence[Any]], host: str) -> None:
         """Keep captured jobs; return them where the worker has begun again under another host meanwhile."""
@@ -355,20 +304,9 @@ class WorkerState:
         with self._lock:
             current = host == self.heartbeats.host
             if current:
-                for job in jobs:
-                    (self.ready if job._is_counted and not job._is_suspect else self.waiting).append(job)
-                if self.ready:
-                    self._ready_at = time.monotonic()
+                self.waiting.extend(jobs)
         if not current:
             self._release(jobs)
-
-    def _pace(self) -> int:
-        """Return how many jobs may be counted ahead: more and more while handlers take hardly any time."""
-        if time.monotonic() - self._ready_at <= _PACE:
-            self._ahead = min(self.config.batch, max(2 * self._ahead, 2 * self.config.concurrency))
-        else:
-            self._ahead = 0
-        return self._ahead
 
     def _runs_suspect(self) -> bool:
         return any(job._is_suspect for job in (*self.ready, *self.running.values()))
@@ -376,76 +314,54 @@ class WorkerState:
     def _countable(self) -> list[RunningJob]:
         """Return the waiting jobs whose handlers may begin; the caller holds the lock."""
         free = self.config.concurrency - len(self.running) - len(self.ready)
-        if self.stopping or self._stop.requested or not self.waiting or free <= 0 or self._runs_suspect():
+        now = time.monotonic()
+        jobs = [job for job in self.waiting if job._locked_until <= now]
+        if self.stopping or self._stop.requested or not jobs or self._runs_suspect() or not self.heartbeats.recent():
             return []
-        first = self.waiting[0]
-        if first._is_suspect:
+        if jobs[0]._is_suspect:
             # alone in its process: whatever ran beside it would end with it
-            return [] if self.ready or self.running else [first]
-        jobs: list[RunningJob] = []
-        for job in self.waiting:
-            is_last = job._value("attempts") + 1 >= job._value("max_attempts")
-            if job._is_suspect or (len(jobs) >= free and (is_last or len(jobs) >= self._ahead)):
-                break
-            jobs.append(job)
-        return jobs
+            return [] if self.ready or self.running else jobs[:1]
+        return list(takewhile(lambda job: not job._is_suspect, jobs[: max(free, 0)]))
 
     def _count_attempts(self) -> None:
         """Count the attempts of waiting jobs whose handlers are about to begin."""
-        if time.monotonic() < self._locked_until or not self.heartbeats.recent():
-            return
         with self._lock:
-            if self.waiting and not self.ready:
-                self._pace()
             jobs = self._countable()
         if not jobs:
             return
         counted = self._counted(jobs)
         with self._lock:
-            present = set(map(id, self.waiting))
-            begun = [job for job in jobs if job in counted and id(job) in present]
+            begun = [job for job in self.waiting if job in counted]
             self.waiting = deque(job for job in self.waiting if job not in counted)
             self.ready.extend(begun)
-            self._ready_at = time.monotonic()
-            if self.ready and self.ready[0]._is_suspect:
+            others: list[RunningJob] = []
+            if begun and begun[0]._is_suspect:
                 others, self.waiting = list(self.waiting), deque()
-            else:
-                others = []
-        self._release([*others, *(job for job in counted if id(job) not in present)])
+        # and those that were lost meanwhile, since the worker was silent
+        self._release([*others, *(job for job in counted if job not in begun)])
 
-    def _counted(self, jobs: list[RunningJob]) -> set[RunningJob]:
+    def _counted(self, jobs: list[RunningJob]) -> list[RunningJob]:
         """Count attempts in the database, and return the jobs of those that are counted.
 
         Jobs of other owners are dropped. Those whose rows are locked, perhaps since they are being requeued, wait.
         """
-        uncounted = [job for job in jobs if not job._is_counted]
-        pairs = [job._pair for job in uncounted]
-        if pairs and self.database.perform(self.config.queue._begin(pairs)) == len(pairs):
-            for job in uncounted:
+        pairs = [job._pair for job in jobs]
+        states: dict[Any, str] = dict.fromkeys(map(_begun, pairs), RUNNING)
+        if self.database.perform(self.config.queue._begin(pairs)) < len(pairs):
+            states = self.database.states([*pairs, *map(_begun, pairs)])
+        counted = []
+        for job, pair in zip(jobs, pairs, strict=True):
+            if states.get(_begun(pair)) == RUNNING:
                 job._count()
-            return set(jobs)
-        counted = set(jobs) - set(uncounted)
-        owned = self.database.look_at([*pairs, *map(_begun, pairs)]) if pairs else None
-        for job, pair in zip(uncounted, pairs, strict=True):
-            assert owned is not None
-            if _begun(pair) in owned.running:
-                job._count()
-                counted.add(job)
-            elif pair in owned.running:
-                self._locked_until = time.monotonic() + _LOCKED_INTERVAL
+                counted.append(job)
+            elif states.get(pair) == RUNNING:
+                job._locked_until = time.monotonic() + LOCKED_INTERVAL
             else:
                 log(logging.WARNING, "A job is not started: it has another owner by now")
                 with self._lock:
                     if job in self.waiting:
                         self.waiting.remove(job)
         return counted
-
-    def _send_completed(self) -> None:
-        if not self._fetched:
-            self.acks.send_completed(now=not self.ready or self.stopping)
-
-    def _send_all_completed(self) -> None:
-        self.acks.send_completed(now=True)
 
     def _compare_if_due(self) -> None:
         if self._reply_lost or time.monotonic() >= self._compare_at:
@@ -461,7 +377,7 @@ class WorkerState:
         pairs = {tuple(pair) for pair in self.database.perform(queue._running_on(host, queue=self.config.name))}
         with self._lock:
             owned = [*self.waiting, *self.ready, *self.running.values()]
-            known = {job._pair for job in (*owned, *self.acks.jobs())}
+            known = {job._pair for job in (*owned, *self.acks.finished)}
         unknown = pairs - known - set(map(_begun, known))
         if unknown:
             self.database.perform(skip_locked(queue.release(sorted(unknown))))
@@ -475,8 +391,8 @@ class WorkerState:
 
     def _lose(self, jobs: Sequence[RunningJob]) -> None:
         """Note which of the jobs, which no longer run, have another owner, rather than were ended by their handlers."""
-        lost = self.database.look_at([job._pair for job in jobs]).lost
-        taken = [job for job in jobs if job._pair in lost]
+        states = self.database.states([job._pair for job in jobs])
+        taken = [job for job in jobs if job._pair not in states]
         with self._lock:
             for job in taken:
                 job._taken = True

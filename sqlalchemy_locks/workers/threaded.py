@@ -15,27 +15,17 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from datetime import timedelta
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
 from typing import Any
 
 from sqlalchemy import Engine
 
 from sqlalchemy_locks._validation import is_coroutine_function
-from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.queue.enqueue import CHANNEL
-from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.workers.config import (
-    CLOSE_WITHIN,
-    RetryPolicy,
-    StopRequest,
-    WorkerConfig,
-    bound_engine,
-    check_handler,
-)
+from sqlalchemy_locks.workers.base import BaseWorker
+from sqlalchemy_locks.workers.config import CLOSE_WITHIN, StopRequest
 from sqlalchemy_locks.workers.database import log, supports_listen
-from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.running_job import RunningJob
 from sqlalchemy_locks.workers.state import LONGEST_ERROR_PAUSE, WorkerState
 
@@ -61,7 +51,7 @@ class WakeEvent:
             self.wait(0)
 
 
-class Worker(ObservedWorker):
+class Worker(BaseWorker[Handler, Engine]):
     """Runs the jobs of a queue in threads.
 
     :param queue: a :class:`Queue`.
@@ -74,7 +64,7 @@ class Worker(ObservedWorker):
         connection.
     :param name: the queue's name.
     :param concurrency: how many handlers run at the same time, each in a thread.
-    :param batch: how many jobs are captured, and completed, in one transaction at most.
+    :param batch: how many jobs are captured in one transaction at most.
     :param prefetch: how many jobs it captures beyond those that it can start immediately. For handlers that take less
         time than a round trip to the database. Meanwhile other workers can't run these jobs, even if they are idle.
     :param heartbeat: how often it reports that it is alive, in seconds; over a connection of its own.
@@ -98,57 +88,17 @@ class Worker(ObservedWorker):
     >>> worker = sl.Worker(queue, handler, concurrency=4, batch=10, heartbeat=15)
     """
 
-    def __init__(
-        self,
-        queue: Queue,
-        handler: Handler,
-        *,
-        bind: Engine | None = None,
-        name: str = DEFAULT_QUEUE,
-        concurrency: int = 4,
-        batch: int = 10,
-        prefetch: int = 0,
-        heartbeat: float | timedelta = 15,
-        poll: float | timedelta = 1,
-        stalled_after: float | timedelta | None = 300,
-        grace: float | timedelta = 30,
-        retry_in: RetryPolicy | None = None,
-        host: str | None = None,
-    ) -> None:
-        check_handler(handler, "function")
-        if is_coroutine_function(handler):
-            raise TypeError(f"a Worker doesn't await its handler, and {handler!r} has to be: use an AsyncWorker")
-        if any(map(_is_generator_function, (handler, getattr(handler, "__call__", None)))):  # noqa: B004
-            raise TypeError(
-                f"a worker's handler can't be a generator function: calling it runs none of its code: {handler!r}"
-            )
-        engine = bound_engine(queue, bind)
-        if not isinstance(engine, Engine):
-            raise TypeError(f"a Worker needs an Engine, not {type(engine).__name__}")
-        self.handler = handler
-        self.config = WorkerConfig(
-            queue,
-            engine,
-            name=name,
-            concurrency=concurrency,
-            batch=batch,
-            prefetch=prefetch,
-            heartbeat=heartbeat,
-            poll=poll,
-            stalled_after=stalled_after,
-            grace=grace,
-            retry_in=retry_in,
-            host=host,
-        )
-        self._stop = StopRequest()
-        self._is_running = threading.Lock()
-        #: of the current run, in its thread
-        self._state: WorkerState | None = None
+    _engine_class, _handler_kind = Engine, "function"
+
+    def _make_events(self) -> None:
         self._wake = WakeEvent()
-        #: set once a search has found fewer jobs than there are free slots; until then the worker searches anyway
-        self._idle = threading.Event()
         #: wakes the thread that waits for the others
         self._progress = WakeEvent()
+
+    def _check(self, handler: Any) -> None:
+        super()._check(handler)
+        if is_coroutine_function(handler):
+            raise TypeError(f"a Worker doesn't await its handler, and {handler!r} has to be: use an AsyncWorker")
 
     def run(self, *, until_empty: bool = False) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only in the main thread; a second one has its default
@@ -165,7 +115,7 @@ class Worker(ObservedWorker):
         if not self._is_running.acquire(blocking=False):
             raise ReentryError("this worker is running already: make another one")
         try:
-            with _signals(self.stop), self._listening():
+            with _signals(self.stop), self._listening(until_empty):
                 self._run_within_grace(until_empty)
         finally:
             self._stop = StopRequest()
@@ -251,34 +201,29 @@ class Worker(ObservedWorker):
         while (job := state.take()) is not None:
             jobs.put(job)
         if pause := state.pause():
-            if state.idle:
-                self._idle.set()
             self._wake.wait(pause)
         return True
 
     def _run_slot(self, state: WorkerState, jobs: queues.SimpleQueue[RunningJob | None]) -> None:
-        """Run a job, and those after it while there are any."""
+        """Run one job after another."""
         try:
             while (job := jobs.get()) is not None:
-                while job is not None:
-                    error: BaseException | None = None
-                    try:
-                        check_returned(state.call(job, self.handler))
-                    except BaseException as raised:
-                        # SystemExit too: if the thread ended, its job would run forever
-                        error = raised
-                    due, job = state.done_and_take(job, error)
-                    if due:
-                        self._wake.set()
+                error: BaseException | None = None
+                try:
+                    refuse_unfinished(state.call(job, self.handler))
+                except BaseException as raised:
+                    # SystemExit too: if the thread ended, its job would run forever
+                    error = raised
+                state.done(job, error)
+                self._wake.set()
         except BaseException as error:
             # an exception that another thread has sent to this one, outside of a handler: the worker would lack a slot
             state.fail(error)
 
     @contextlib.contextmanager
-    def _listening(self) -> Iterator[None]:
-        """On PostgreSQL: listen in a thread for jobs that are put, once the worker is idle."""
-        self._idle.clear()
-        if not self.config.listens:
+    def _listening(self, until_empty: bool) -> Iterator[None]:
+        """On PostgreSQL: listen in a thread for jobs that are put."""
+        if until_empty or not self.config.listens:
             yield
             return
         ended, (near, far) = threading.Event(), socket.socketpair()
@@ -288,15 +233,13 @@ class Worker(ObservedWorker):
             yield
         finally:
             ended.set()
-            self._idle.set()
             near.close()  # wakes the thread
             thread.join(0.5)  # it may be connecting to a server that doesn't reply
             if not thread.is_alive():
                 far.close()
 
     def _listen(self, ended: threading.Event, end: socket.socket) -> None:
-        config, topic = self.config, self.config.queue.topic(self.config.name)
-        self._idle.wait()
+        config, topic = self.config, self.config.queue._jobs.topic(self.config.name)
         while not ended.is_set():
             try:
                 if not supports_listen(config.engine):
@@ -321,23 +264,12 @@ class Worker(ObservedWorker):
                 ended.wait(min(config.poll, LONGEST_ERROR_PAUSE))
 
 
-def check_returned(returned: Any) -> None:
-    """:raises TypeError: if a handler has returned an awaitable or a generator: its work isn't done."""
-    refuse_generator(returned)
-    if returned is not None and isinstance(returned, Awaitable):
+def refuse_unfinished(returned: Any, kinds: tuple[Any, ...] = (Awaitable, Generator, AsyncGenerator)) -> None:
+    """:raises TypeError: if a handler has returned what has yet to run, such as a coroutine or a generator."""
+    if isinstance(returned, kinds):
         if inspect.iscoroutine(returned):
             returned.close()
-        raise TypeError(f"the handler returned {returned!r}, which a Worker doesn't await: use an AsyncWorker")
-
-
-def refuse_generator(returned: Any) -> None:
-    """:raises TypeError: for a generator that a handler has returned: its work isn't done."""
-    if inspect.isgenerator(returned) or inspect.isasyncgen(returned):
-        raise TypeError(f"the handler returned {returned!r}, whose code has not run: a handler does the work")
-
-
-def _is_generator_function(handler: Any) -> bool:
-    return inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)  # both see through a partial
+        raise TypeError(f"the handler returned {returned!r}, whose code has not run: use an AsyncWorker to await it")
 
 
 @contextlib.contextmanager

@@ -113,42 +113,19 @@ def test_holders_of_a_crowded_semaphore_are_limited(engine: Engine) -> None:
     assert rows_read(engine, lambda: read(locks)) < ROWS["held"] // 2
 
 
-@pytest.mark.parametrize("read", [overview.ages, overview.queue_counts, overview.completed])
+@pytest.mark.parametrize("read", [overview.ages, overview.completed])
 def test_counts_stop_at_the_limit(engine: Engine, read: Callable[[sl.Locks], overview.Part]) -> None:
     locks = sl.Locks(engine)
     read(locks)
-    # of 10,000 jobs that wait, 400 that run, 600 dead and 9,000 completed ones
+    # of 9,000 completed jobs
     assert rows_read(engine, lambda: read(locks)) < 20 * LIMIT
-
-
-def test_capped_counts_are_lower_bounds(engine: Engine) -> None:
-    locks = sl.Locks(engine)
-    exact = {row["queue_id"]: row for row in overview.queues(locks)}
-    part = overview.queue_counts(locks)
-    assert part.counts["queues"] == len(exact) == 76
-    assert set(part.at_least) == {"waiting", "scheduled", "running", "dead"}
-    assert part.counts["dead"] == part.counts["running"] == LIMIT
-    rows = part.rows or []
-    # the first 50 by name, and those with jobs that run or are dead
-    assert {"bulk", *sorted(exact)[:50]} <= {row["queue_id"] for row in rows}
-    for row in rows:
-        assert "dead" in row["at_least"]
-        for state in ("waiting", "scheduled", "running", "dead"):
-            assert row[state] <= exact[row["queue_id"]][state]
-            assert row[state] == exact[row["queue_id"]][state] or state in row["at_least"]
-    bulk = next(row for row in rows if row["queue_id"] == "bulk")
-    assert bulk["waiting"] == LIMIT // 20
-    assert bulk["oldest"] is not None
 
 
 def test_counts_below_the_limit_are_exact(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(overview, "COUNT_LIMIT", 10_000)
     locks = sl.Locks(engine)
     part = overview.queue_counts(locks)
-    assert part.at_least == set()
-    states = ("waiting", "scheduled", "running", "dead")
-    exact = {row["queue_id"]: [row[state] for state in states] for row in overview.queues(locks)}
-    assert {row["queue_id"]: [row[state] for state in states] for row in part.rows or ()} == exact
+    assert (part.counts["queues"], part.counts["running"], part.counts["dead"]) == (76, 400, 600)
     assert part.counts["waiting"] + part.counts["scheduled"] == 10_000
     mutexes = overview.mutexes(locks, 5)
     assert (len(mutexes.rows or ()), dict(mutexes.counts), mutexes.at_least) == (5, {"mutexes": 600}, ())

@@ -33,11 +33,11 @@ def test_one_operation_draws_a_claim_each_time(engine: Engine) -> None:
     """Also when the driver's own cursor executes it, with a cached statement and its values."""
     queue = sl.Queue()
     operation = queue.capture()
-    fetching = queue._fetch([], 1, queue="default", host="here", after=None)
+    fetching = queue._fetch(1, queue="default", host="here")
     put(engine, *range(4))
     with engine.connect() as connection:
         claims = [connection.execute(operation).one().claim for _ in range(2)]
-        claims += [connection.scalar(fetching).jobs[0][6] for _ in range(2)]  # type: ignore[union-attr]
+        claims += [connection.execute(fetching).one().claim for _ in range(2)]
         connection.rollback()
     assert len(set(claims)) == 4
     assert all(0 < claim < 2**63 for claim in claims)

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, MetaData, String, Table, create_engine, select
-from sqlalchemy.ext.asyncio import AsyncSession
+from sqlalchemy import Engine, create_engine, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.queue import activity
 from sqlalchemy_locks.queue.mixin import JobColumns
 from tests.conftest import PLAIN, Servers
-from tests.fixtures.parties import PATIENCE, async_connected
+from tests.fixtures.parties import PATIENCE
 from tests.fixtures.queues import KINDS, MakeEngine, put
 
 queue = sl.Queue()
@@ -116,22 +113,23 @@ def test_reschedule(engine: Engine) -> None:
 def test_a_paused_queue_is_not_captured_from(engine: Engine) -> None:
     put(engine, 1, queue="mail")
     put(engine, 2, queue="sms")
-    fetch = queue._fetch([], 9, queue="mail", host="h", after=None)
+    fetch = queue._fetch(9, queue="mail", host="h")
+
+    def fetched() -> list[str]:
+        with engine.begin() as connection:
+            return [str(job.payload) for job in connection.execute(fetch)]
+
     try:
         assert one(engine, queue.pause("mail", "other")) == 2
         assert one(engine, queue.pause("mail")) == 0
-        assert captured(engine, queue="mail") == one(engine, fetch).jobs == []
+        assert captured(engine, queue="mail") == fetched() == []
         assert captured(engine, queue="sms") == [2]
         with engine.connect() as connection:
             rows = {row.queue_id: (row.waiting, row.paused) for row in connection.execute(queue.stats())}
-            counted = connection.scalar(activity.counts(100, 60))
         assert rows == {"mail": (1, True), "sms": (0, False), "other": (0, True)}
-        assert {row["queue_id"]: bool(row["paused"]) for row in counted["rows"]} == {
-            name: paused for name, (_, paused) in rows.items()
-        }
     finally:
         assert one(engine, queue.resume("mail", "other", "nothing")) == 2
-    assert [str(job[3]) for job in one(engine, fetch).jobs] == ["1"]
+    assert fetched() == ["1"]
     assert sl.Locks(engine).run(queue.pause("x")) == sl.Locks(engine).run(queue.resume("x")) == 1
 
 
@@ -142,88 +140,6 @@ def test_a_pause_is_part_of_the_transaction(kind: Engine) -> None:
         assert connection.execute(queue.capture()).all() == []
         connection.rollback()
     assert captured(kind) == [1]
-
-
-def test_a_unique_key_is_put_once_while_it_waits(engine: Engine) -> None:
-    (first,) = put(engine, 1, unique="a")
-    assert put(engine, 2, unique="a") == [first]
-    assert put(engine, 3, queue="other", unique="a") != [first]
-    b, again = put(engine, 4, 5, unique=["b", "a"])
-    assert again == first != b
-    assert captured(engine) == [1, 4]
-    # free once it is captured, whatever becomes of the job
-    (second,) = put(engine, 6, unique="a")
-    assert second != first
-    with engine.begin() as connection:
-        running = connection.execute(select(build_context(engine.dialect, {}).tables.job)).all()
-        for job in running:
-            connection.execute(queue.fail(job, error="x", retry_in=0))
-    assert sorted(captured(engine)) == [1, 4, 6]
-
-
-def test_a_cancelled_job_frees_its_key(kind: Engine) -> None:
-    (first,) = put(kind, 1, unique="a", run_in=60)
-    assert one(kind, queue.cancel(first))
-    assert put(kind, 2, unique="a", run_at=datetime(2020, 1, 1, tzinfo=timezone.utc)) != [first]
-    assert captured(kind) == [2]
-
-
-def test_concurrent_puts_of_a_key_make_one_job(engine_to: MakeEngine) -> None:
-    for name in WITH_ROW_LOCKS:
-        engine = engine_to(name)
-        found: list[Any] = []
-        start = threading.Barrier(6, timeout=PATIENCE)
-
-        def work(engine: Engine = engine, found: list[Any] = found, start: Any = start) -> None:
-            start.wait()
-            found.extend(sl.Locks(engine).run(queue.put(1, 2, unique=["x", "y"])) for _ in range(5))
-
-        threads = [threading.Thread(target=work) for _ in range(6)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(found) == 30
-        assert len(set(map(str, found))) == 1
-        assert captured(engine) == [1, 2]
-
-
-@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_a_job_with_the_key_begins_after_the_commit(engine_to: MakeEngine, name: str) -> None:
-    """Otherwise its handler could read the state before the change that the second put reports."""
-    engine = engine_to(name)
-    (first,) = put(engine, 1, unique="a")
-    with engine.connect() as putting:
-        assert putting.scalar(queue.put(2, unique="a")) == first
-        assert captured(engine) == []
-        putting.commit()
-    assert captured(engine) == [1]
-
-
-@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-@pytest.mark.parametrize("commits", [True, False])
-def test_a_put_waits_for_a_capture_of_its_key(engine_to: MakeEngine, name: str, commits: bool) -> None:
-    """A job that may have begun doesn't replace a new one."""
-    engine = engine_to(name)
-    (first,) = put(engine, 1, unique="a")
-    told: list[Any] = []
-    with engine.connect() as capturing:
-        assert len(capturing.execute(queue.capture()).all()) == 1
-        with pytest.raises(sl.LockTimeout):
-            one(engine, queue.put(2, unique="a").execution_options(locks_wait=0.05))
-        thread = threading.Thread(target=lambda: told.append(one(engine, queue.put(2, unique="a"))))
-        thread.start()
-        capturing.commit() if commits else capturing.rollback()
-        thread.join(PATIENCE)
-    assert (told == [first]) is not commits
-    assert captured(engine) == [2 if commits else 1]
-
-
-@pytest.mark.parametrize("name", ["mysql", "mariadb", "sqlite"])
-def test_unique_keys_are_refused_in_autocommit(engine_to: MakeEngine, name: str) -> None:
-    with engine_to(name, isolation_level="AUTOCOMMIT").connect() as connection:
-        with pytest.raises(sl.Unsupported, match="autocommit"):
-            connection.execute(queue.put(1, unique="a"))
 
 
 @pytest.mark.parametrize("name", ["mysql", "mariadb", "sqlite", "postgresql15"])
@@ -241,7 +157,7 @@ def test_several_jobs_are_put_together_or_not_at_all_in_autocommit(engine_to: Ma
 
 def test_a_repeated_put_returns_the_same_ids(kind: Engine) -> None:
     """A retry after a lost reply, when the job was captured meanwhile, puts no second one."""
-    again = queue.put(1, unique="a").execution_options(locks_nonce=uuid4().hex)
+    again = queue.put(1).execution_options(locks_nonce=uuid4().hex)
     first = one(kind, again)
     assert one(kind, again) == first
     if kind.dialect.name != "sqlite":  # a connection that loses no reply
@@ -256,70 +172,30 @@ class Base(DeclarativeBase):
 
 class Mail(JobColumns, Base):
     __tablename__ = "mail_control"
-    unique_key: Mapped[str | None] = mapped_column("ukey", String(100))
     version: Mapped[int] = mapped_column(default=1)
     __mapper_args__ = {"version_id_col": version}
 
 
-class PausedMail(Base):
-    __tablename__ = "paused_mail"
-    name: Mapped[str] = mapped_column(String(100), primary_key=True)
-
-
-#: without a column for keys
-bare = Table("bare", MetaData(), *(column._copy() for column in Mail.__table__.columns if column.name != "ukey"))
-mails = sl.Queue(Mail, paused=PausedMail)
-mails.indexes()
-
-
 @pytest.mark.parametrize("name", KINDS)
 def test_a_table_of_ones_own(servers: Servers, name: str) -> None:
+    mails = sl.Queue(Mail)
     engine = create_engine(servers.fresh(name, PLAIN[name]), poolclass=NullPool)
     Base.metadata.create_all(engine)
     with Session(engine) as session:
-        id = session.scalar(mails.put(1, unique="a", run_in=60))
-        assert session.scalar(mails.put(2, unique="a")) == id
+        id = session.scalar(mails.put(1, run_in=60))
         job = session.scalar(mails.get(id))
         assert type(job) is Mail
         assert session.scalar(mails.reschedule(id, run_in=0))
-        assert session.scalar(mails.pause("default")) == 1
-        assert session.scalars(mails.capture()).all() == []
-        assert [(*tuple(row)[1:5], row.paused) for row in session.execute(mails.stats())] == [(1, 0, 0, 0, True)]
-        assert session.scalar(mails.resume("default")) == 1
         with session.begin_nested() as savepoint:
             assert session.scalar(mails.cancel(id))
-            assert (job.error, job.unique_key) == ("cancelled", None)
+            assert job.error == "cancelled"
             savepoint.rollback()
-        assert (job.error, job.unique_key, job.version) == (None, "a", 2)
+        assert (job.error, job.version) == (None, 2)
         assert session.scalars(mails.capture()).all() == [job]
-        assert (job.unique_key, job.version) == (None, 3)
         session.commit()
+    with pytest.raises(ValueError, match="only queues of the shipped table"):
+        mails.pause("default")
     engine.dispose()
-
-
-@pytest.mark.parametrize(
-    ("name", "driver"), [("postgresql15", "asyncpg"), ("mysql", "aiomysql"), ("sqlite", "aiosqlite")]
-)
-def test_async_sessions(engine_to: MakeEngine, servers: Servers, name: str, driver: str) -> None:
-    engine_to(name)
-
-    async def work() -> Any:
-        async with async_connected(servers.installed(name, driver), poolclass=NullPool) as engine:
-            async with AsyncSession(engine) as session:
-                id = await session.scalar(queue.put(1, unique="a"))
-                assert await session.scalar(queue.put(1, unique="a")) == id
-                await session.scalar(queue.pause("default"))
-                assert (await session.scalars(queue.capture())).all() == []
-                await session.scalar(queue.resume("default"))
-                assert await session.scalar(queue.reschedule(id, run_in=1))
-                assert (await session.scalar(queue.get(id))).payload == 1
-                assert await session.scalar(queue.cancel(id))
-                await session.commit()
-            locks = sl.AsyncLocks(engine)
-            assert (await locks.run(queue.get(id))).error == "cancelled"
-            assert await locks.run(queue.cancel(id)) is False
-
-    asyncio.run(work())
 
 
 @pytest.mark.parametrize(
@@ -333,17 +209,6 @@ def test_async_sessions(engine_to: MakeEngine, servers: Servers, name: str, driv
         (lambda: queue.pause(), ValueError, "at least one"),
         (lambda: queue.pause(1), TypeError, "a queue"),
         (lambda: queue.resume(""), ValueError, "a queue"),
-        (lambda: queue.put(1, unique=""), ValueError, "a unique key"),
-        (lambda: queue.put(1, unique="a" * 256), ValueError, "a unique key"),
-        (lambda: queue.put(1, unique=7), TypeError, "unique key"),
-        (lambda: queue.put(1, unique=[7]), TypeError, "unique key"),
-        (lambda: queue.put(1, 2, unique="a"), ValueError, "2 payloads need 2 unique keys"),
-        (lambda: queue.put(1, 2, unique=["a", "a"]), ValueError, "the same unique key"),
-        (lambda: queue.put(1, unique="a", external_id=uuid4()), ValueError, "not both"),
-        (lambda: sl.Queue(paused=PausedMail), TypeError, "paused="),
-        (lambda: sl.Queue(Mail).pause("a"), ValueError, r"paused=\)"),
-        (lambda: sl.Queue(bare).put(1, unique="a"), ValueError, "needs a column in bare"),
-        (lambda: sl.Queue(bare, unique_key="key"), ValueError, "no column 'key'"),
     ],
 )
 def test_bad_input_is_refused_before_any_sql(make: Any, error: type[Exception], sentence: str) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import contextvars
 import functools
 import logging
-import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -129,31 +127,6 @@ def test_context_variables_end_with_their_job(engine_to: MakeEngine, servers: Se
     assert seen == ["of the worker"] * 3
 
 
-@pytest.mark.skipif(sys.version_info < (3, 11), reason="Python 3.10 doesn't count cancellations")
-def test_a_worker_may_run_in_a_task_that_was_cancelled_before(engine_to: MakeEngine, servers: Servers) -> None:
-    """As a drain does it after a cancellation; a later one inside a handler is still the handler's."""
-    engine = engine_to("sqlite")
-    put(engine, *range(3), max_attempts=1)
-
-    async def handler(job: Any) -> None:
-        if job.payload == 1:
-            raise asyncio.CancelledError
-
-    async def drain(bind: AsyncEngine) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.sleep(3600)
-        await sl.AsyncWorker(queue, handler, bind=bind).run(until_empty=True)
-
-    async def body(bind: AsyncEngine) -> None:
-        task = asyncio.create_task(drain(bind))
-        await asyncio.sleep(0)
-        task.cancel()
-        await task
-
-    run_async(servers, "sqlite", "aiosqlite", body)
-    assert counts(engine) == {"all": 3, "completed": 2, "dead": 1, "running": 0, "waiting": 0}
-
-
 class Unformattable(Exception):
     @property
     def __notes__(self) -> list[str]:
@@ -240,37 +213,6 @@ def test_a_handler_that_returns_an_awaitable_fails(lite: Engine) -> None:
     assert "use an AsyncWorker" in errors(lite)[0]
 
 
-FORKING = """
-import asyncio, os, sys
-from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import create_async_engine
-import sqlalchemy_locks as sl
-
-def handle(job):
-    child = os.fork()
-    if not child:
-        if job.payload == 2:
-            sys.exit(7)
-        return
-    print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), "ended", flush=True)
-    print(job.payload, flush=True)
-
-async def handle_async(job):
-    handle(job)
-
-async def main():
-    engine = create_async_engine("sqlite+aiosqlite" + sys.argv[1][sys.argv[1].index(":"):])
-    await sl.AsyncWorker(sl.Queue(), handle_async, bind=engine, concurrency=1).run(until_empty=True)
-    await engine.dispose()
-
-if sys.argv[2]:
-    asyncio.run(main())
-else:
-    sl.Worker(sl.Queue(), handle, bind=create_engine(sys.argv[1]), concurrency=1).run(until_empty=True)
-print("end")
-"""
-
-
 def test_what_takes_no_job_is_no_handler(lite: Engine) -> None:
     async def asynchronous(job: Any, more: Any) -> None: ...
 
@@ -288,16 +230,6 @@ def test_generators_are_no_handlers(lite: Engine) -> None:
     def generator(job: Any) -> Any:
         yield job
 
-    async def asynchronous(job: Any) -> Any:
-        yield job
-
-    class Callable:
-        def __call__(self, job: Any) -> Any:
-            yield job
-
-    for wrong in (generator, functools.partial(generator), asynchronous, Callable()):
-        with pytest.raises(TypeError, match="generator function"):
-            sl.Worker(queue, wrong, bind=lite)
     put(lite, 1, max_attempts=1)
     sl.Worker(queue, lambda job: generator(job), bind=lite).run(until_empty=True)
     assert "whose code has not run" in errors(lite)[0]

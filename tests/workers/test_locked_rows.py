@@ -10,11 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, event, select, text
+from sqlalchemy import Connection, Engine, select, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.workers import asynchronous
+from sqlalchemy_locks.workers.results import failure_of
 from sqlalchemy_locks.workers.state import WorkerState
 from tests.conftest import Servers
 from tests.fixtures.parties import PATIENCE, async_connected, later, until
@@ -29,7 +30,7 @@ from tests.fixtures.worker_states import (
 )
 
 #: engines with row locks
-ENGINES = ["postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb"]
+ENGINES = ["postgresql15", "mysql", "mariadb"]
 
 
 @contextmanager
@@ -43,55 +44,42 @@ def locking(engine: Engine, *jobs: Any) -> Iterator[Connection]:
         connection.rollback()
 
 
-def deferred_cycle(state: WorkerState) -> None:
-    """Take a turn when the deferred jobs are due."""
-    state.acks._deferred_due = time.monotonic()
+def later_cycle(state: WorkerState) -> None:
+    """Take a turn when the jobs whose rows were locked are due."""
+    for job in state.acks.finished:
+        job._locked_until = -float("inf")
     state.cycle()
 
 
+@pytest.mark.parametrize("error", [None, ValueError("no")])
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_locked_row_delays_its_own_report_only(
-    engine_to: MakeEngine, name: str, caplog: pytest.LogCaptureFixture
+    engine_to: MakeEngine, name: str, error: Exception | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = worker_engine(engine_to, name)
-    put(engine, *range(6))
+    put(engine, *range(6), max_attempts=1)
     state = state_of(engine, batch=2, concurrency=2)
     state.cycle()
-    with locking(engine_to(name), state.ready[0]):
+    locked = state.ready[0]
+    with locking(engine_to(name), locked):
         assert finish_all(state) == [0, 1]
+        if error is not None:
+            state.acks.finished[locked] = failure_of(state.config, locked, error)
         state.cycle()
         assert counts(engine)["completed"] == 1
         assert finish_all(state) == [2, 3]  # the next batch was captured
-        deferred_cycle(state)
+        later_cycle(state)
         assert counts(engine)["completed"] == 3
         assert state.pause() <= 1
-        assert [job.payload for job, _ in state.acks.deferred] == [0]
-        assert "their rows are locked" in caplog.text
+        assert [job.payload for job in state.acks.finished] == [0]
+        assert "other sessions lock their rows" in caplog.text
         assert "had another owner" not in caplog.text
-    deferred_cycle(state)
-    assert (state.acks.deferred, counts(engine)["completed"]) == ([], 4)
+    later_cycle(state)
+    assert not state.acks.finished
     assert finish_all(state) == [4, 5]
     state.close()
-    assert counts(engine) == {"all": 6, "completed": 6, "dead": 0, "running": 0, "waiting": 0}
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_a_locked_row_of_a_failed_job_does_the_same(engine_to: MakeEngine, name: str) -> None:
-    engine = worker_engine(engine_to, name)
-    put(engine, *range(4), max_attempts=1)
-    state = state_of(engine, batch=2, concurrency=2)
-    state.cycle()
-    with locking(engine_to(name), state.ready[0]):
-        for _ in range(2):
-            state.done(state.take(), ValueError("no"))
-        state.cycle()
-        deferred_cycle(state)
-        assert counts(engine)["dead"] == 1
-        assert finish_all(state) == [2, 3]
-    deferred_cycle(state)
-    assert (state.acks.deferred, counts(engine)["dead"]) == ([], 2)
-    state.close()
-    assert counts(engine) == {"all": 4, "completed": 2, "dead": 2, "running": 0, "waiting": 0}
+    dead = int(error is not None)
+    assert counts(engine) == {"all": 6, "completed": 6 - dead, "dead": dead, "running": 0, "waiting": 0}
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -106,13 +94,13 @@ def test_a_job_completed_by_the_locker_is_not_reported(
     with locking(engine_to(name), *mine) as connection:
         finish_all(state)
         state.cycle()
-        assert len(state.acks.deferred) == 2
+        assert len(state.acks.finished) == 2
         connection.execute(queue.complete(mine[0]))
         connection.commit()
     with caplog.at_level(logging.WARNING, "sqlalchemy_locks.worker"):
         caplog.clear()
-        deferred_cycle(state)
-    assert state.acks.deferred == []
+        later_cycle(state)
+    assert not state.acks.finished
     assert caplog.text == ""
     assert counts(engine)["completed"] == 2
 
@@ -131,7 +119,7 @@ def test_a_locked_job_of_another_owner_is_dropped(engine_to: MakeEngine, name: s
     with locking(engine_to(name), other):
         finish_all(state)
         state.cycle()
-        assert state.acks.deferred == []
+        assert not state.acks.finished
     assert counts(engine)["running"] == 2
 
 
@@ -165,37 +153,3 @@ def test_a_run_until_empty_waits_for_the_locked_row_of_a_finished_job(
         other.rollback()
         ended.result(PATIENCE)
     assert counts(engine)["completed"] == 1
-
-
-def silence(engine: Engine, state: WorkerState) -> None:
-    """Let the last heartbeat of a worker's jobs be years ago, and the next one be due."""
-    with engine.begin() as connection:
-        silenced(connection)
-    state.heartbeats._due_at = -float("inf")
-
-
-def statements_of(engine: Engine) -> list[str]:
-    """Return a list of the statements that complete jobs from now on."""
-    sent: list[str] = []
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def _(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if "completed_at=clock_timestamp()" in statement:
-            sent.append(statement)
-
-    return sent
-
-
-@pytest.fixture
-def yugabytedb_version(engine_to: MakeEngine) -> Iterator[str]:
-    """A schema with a function that stands in for YugabyteDB's ``version()``."""
-    schema, engine = "yugabytedb_version", engine_to("postgresql15")
-    with engine.begin() as connection:
-        connection.exec_driver_sql(f"CREATE SCHEMA {schema}")
-        connection.exec_driver_sql(
-            f"CREATE FUNCTION {schema}.version() RETURNS text LANGUAGE sql AS"
-            " $$SELECT 'PostgreSQL 15.2-YB-2.25.1.0-b0 on x86_64'$$"
-        )
-    yield schema
-    with engine.begin() as connection:
-        connection.exec_driver_sql(f"DROP SCHEMA {schema} CASCADE")

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from datetime import timedelta
 from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import Engine, NullPool, event, select
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.integrations import prometheus
-from sqlalchemy_locks.workers.config import default_pause
 from tests.conftest import Servers
-from tests.fixtures.parties import async_connected
 from tests.fixtures.queues import KINDS, MakeEngine, put, silenced
-from tests.fixtures.worker_states import beat, counts, errors, queue, run_async, state_for, state_of, sweep
+from tests.fixtures.worker_states import beat, counts, errors, queue, state_for, state_of, sweep
 
 
 def pauses(engine: Engine) -> list[float]:
@@ -79,38 +76,6 @@ def test_what_fails_around_a_handler_ends_no_slot(engine_to: MakeEngine) -> None
     assert counts(engine) == {"all": 3, "completed": 1, "dead": 1, "running": 0, "waiting": 1}
 
 
-@pytest.mark.parametrize("driver", ["pymysql", "aiomysql"])
-def test_a_run_ends_where_idle_connections_live_shorter_than_its_pauses(
-    engine_to: MakeEngine, servers: Servers, driver: str
-) -> None:
-    """The first fetch of a cycle finds its connection closed, and its reply counts as lost."""
-    put(engine_to("mysql"), 1)
-    options: dict[str, Any] = {"poll": 3600, "heartbeat": 3600, "stalled_after": None, "concurrency": 1}
-
-    def brief(dbapi_connection: Any, _: Any) -> None:
-        cursor = dbapi_connection.cursor()
-        cursor.execute("SET SESSION wait_timeout = 1")
-        cursor.close()
-
-    if driver == "pymysql":
-        engine = engine_to("mysql", pool_size=1)
-        event.listen(engine, "connect", brief)
-        sl.Worker(queue, lambda _: time.sleep(1.5), bind=engine, **options).run(until_empty=True)
-    else:
-
-        async def work() -> None:
-            async with async_connected(servers.installed("mysql", driver)) as bind:
-                event.listen(bind.sync_engine, "connect", brief)
-
-                async def handler(_: Any) -> None:
-                    await asyncio.sleep(1.5)
-
-                await sl.AsyncWorker(queue, handler, bind=bind, **options).run(until_empty=True)
-
-        asyncio.run(work())
-    assert counts(engine_to("mysql"))["completed"] == 1
-
-
 def test_a_worker_runs_in_one_event_loop_after_another(engine_to: MakeEngine, servers: Servers) -> None:
     engine = engine_to("postgresql15")
     bind = create_async_engine(servers.installed("postgresql15", "asyncpg"), poolclass=NullPool)
@@ -124,43 +89,6 @@ def test_a_worker_runs_in_one_event_loop_after_another(engine_to: MakeEngine, se
         put(engine, number)
         asyncio.run(worker.run(until_empty=True))
     assert done == [0, 1, 2]
-
-
-@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.12 has brought eager tasks")
-def test_eager_tasks_of_many_jobs_dont_nest(engine_to: MakeEngine, servers: Servers) -> None:
-    engine = engine_to("postgresql15")
-    put(engine, *range(2000), max_attempts=1)
-    done: list[Any] = []
-
-    async def handler(job: Any) -> None:
-        done.append(job.payload)
-
-    async def work() -> None:
-        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)  # type: ignore[attr-defined]
-        async with async_connected(servers.installed("postgresql15", "asyncpg")) as bind:
-            options: dict[str, Any] = {"batch": 1000, "prefetch": 1000}
-            await sl.AsyncWorker(queue, handler, bind=bind, **options).run(until_empty=True)
-
-    asyncio.run(work())
-    assert sorted(done) == [*range(2000)]
-    assert counts(engine)["completed"] == 2000
-
-
-def test_the_last_attempt_is_not_retried(lite: Engine) -> None:
-    put(lite, 1, max_attempts=1)
-
-    def handler(_: Any) -> None:
-        raise sl.Retry("once more", in_=0)
-
-    sl.Worker(queue, handler, bind=lite).run(until_empty=True)
-    assert errors(lite) == ["once more"]
-
-
-def test_the_default_pause_doubles_with_jitter() -> None:
-    for attempt, seconds in ((1, 5), (2, 10), (5, 80), (20, 3600)):
-        drawn = {default_pause(attempt) for _ in range(20)}
-        assert len(drawn) > 1
-        assert all(0.9 * seconds <= pause <= 1.1 * seconds for pause in drawn)
 
 
 def test_a_wrong_retry_policy_fails_no_worker(lite: Engine, caplog: pytest.LogCaptureFixture) -> None:
@@ -191,20 +119,6 @@ def test_until_empty_runs_jobs_that_handlers_put(engine_to: MakeEngine) -> None:
     assert counts(engine) == {"all": 5, "completed": 4, "dead": 0, "running": 0, "waiting": 1}
 
 
-def test_an_async_worker_ends_when_its_queue_is_empty(engine_to: MakeEngine, servers: Servers) -> None:
-    engine = engine_to("postgresql15")
-    put(engine, *range(20))
-
-    async def handler(_: Any) -> None:
-        await asyncio.sleep(0)
-
-    async def body(bind: AsyncEngine) -> None:
-        await sl.AsyncWorker(queue, handler, bind=bind, poll=0.05).run(until_empty=True)
-
-    run_async(servers, "postgresql15", "asyncpg", body)
-    assert counts(engine)["completed"] == 20
-
-
 def test_a_retry_in_the_last_attempt_is_logged_as_the_end(lite: Engine, caplog: pytest.LogCaptureFixture) -> None:
     put(lite, 1, max_attempts=1)
 
@@ -212,7 +126,8 @@ def test_a_retry_in_the_last_attempt_is_logged_as_the_end(lite: Engine, caplog: 
         raise sl.Retry("busy")
 
     sl.Worker(queue, handler, bind=lite).run(until_empty=True)
-    assert "is dead, after attempt 1: busy" in caplog.text
+    assert errors(lite) == ["busy"]
+    assert "in attempt 1 of 1, and is dead: busy" in caplog.text
     assert "is tried again" not in caplog.text
 
 

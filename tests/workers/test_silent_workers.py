@@ -122,7 +122,7 @@ def test_a_reclaim_looks_again_when_it_has_locked_the_row(engine_to: MakeEngine,
     state.cycle()
     silence(engine, state)
     hasty = sl.Queue()
-    impl: Any = hasty._requeue[None]
+    impl: Any = hasty._requeue
     delete_silent = impl._delete
 
     def after_a_heartbeat(execution: Any, at: Any, host: str) -> bool:
@@ -345,7 +345,7 @@ def test_a_job_that_kills_its_process_dies_alone(servers: Servers, engine_to: Ma
 def test_a_suspect_runs_alone(lite: Engine) -> None:
     put(lite, "suspect")
     put(lite, "other", priority=1)
-    fetched(lite, [], 1, ahead=True)
+    fetched(lite, [], 1)
     state, more = (state_of(lite, concurrency=2, batch=4, prefetch=4) for _ in range(2))
     state.cycle()
     (other,) = begin_all(state)

@@ -12,15 +12,13 @@ from functools import partial
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
-from sqlalchemy.exc import TimeoutError as PoolTimeout
-from sqlalchemy.ext.asyncio import AsyncEngine
+from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
 from tests.conftest import Servers
 from tests.fixtures.parties import PATIENCE, async_connected, later, until
 from tests.fixtures.queues import MakeEngine, put
-from tests.fixtures.worker_states import counts, queue, run_async, running, state_of
+from tests.fixtures.worker_states import counts, queue, running, state_of
 
 
 @contextmanager
@@ -133,74 +131,6 @@ def test_a_lost_listener_logs_no_traceback(
     assert [record.getMessage() for record in caplog.records if record.exc_info] == []
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_a_worker_without_a_pause_opens_no_connection_to_listen(
-    engine_to: MakeEngine, servers: Servers, driver: str
-) -> None:
-    put(engine_to("postgresql15"), *range(30))
-    options: dict[str, Any] = {"concurrency": 1, "batch": 3, "prefetch": 2}
-    listeners: list[Any] = []
-
-    async def handle(_: Any) -> None: ...
-
-    async def work(bind: AsyncEngine) -> None:
-        event.listen(bind.sync_engine, "detach", lambda *given: listeners.append(given))
-        await sl.AsyncWorker(queue, handle, bind=bind, **options).run(until_empty=True)
-
-    if driver == "psycopg":
-        engine = engine_to("postgresql15")
-        event.listen(engine, "detach", lambda *given: listeners.append(given))
-        sl.Worker(queue, lambda job: None, bind=engine, **options).run(until_empty=True)
-    else:
-        run_async(servers, "postgresql15", driver, work)
-    assert counts(engine_to("postgresql15"))["completed"] == 30
-    assert listeners == []
-
-
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-def test_a_worker_listens_after_a_fetch_that_was_refused(engine_to: MakeEngine, driver: str) -> None:
-    """It was never idle before, and doesn't fetch again before it polls."""
-    engine = engine_to("postgresql15")
-    bind = engine_to("postgresql15", driver, connect_args={"options": "-c statement_timeout=200"})
-    refused, done = threading.Event(), threading.Event()
-
-    @event.listens_for(bind, "before_cursor_execute")
-    def _(_connection: Any, cursor: Any, statement: str, *_: Any) -> None:
-        if "locks_completed" in statement and not refused.is_set():
-            refused.set()
-            cursor.execute("SELECT pg_sleep(60)")
-
-    with running(sl.Worker(queue, lambda job: done.set(), bind=bind, poll=3600)), engine.connect() as connection:
-        assert refused.wait(PATIENCE)
-        listening = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND datname = current_database()"
-        autocommit = connection.execution_options(isolation_level="AUTOCOMMIT")
-        until(lambda: autocommit.scalar(text(listening)))
-        put(engine, 1)
-        assert done.wait(PATIENCE)
-
-
-def test_listening_resumes_after_an_error(engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15")
-    bind = engine_to("postgresql15", pool_size=1, max_overflow=1)
-    raw, failed = bind.raw_connection, threading.Event()
-
-    def full() -> Any:
-        if not failed.is_set():
-            failed.set()
-            raise PoolTimeout("the pool is exhausted")
-        return raw()
-
-    bind.raw_connection = full  # type: ignore[method-assign]
-    done = threading.Event()
-    worker = sl.Worker(queue, lambda job: done.set(), bind=bind, poll=3600, heartbeat=3600, stalled_after=None)
-    with running(worker):
-        assert failed.wait(PATIENCE)
-        wait_until_idle(engine, done)
-        done.clear()
-        put(engine, 1)
-        assert done.wait(PATIENCE)
-
-
 def test_a_completed_job_is_reported_within_a_second(lite: Engine) -> None:
     put(lite, *range(6))
     go_on = threading.Event()
@@ -217,9 +147,8 @@ def test_a_completed_job_is_reported_within_a_second(lite: Engine) -> None:
             go_on.set()
 
 
-def test_small_batches_occupy_all_slots_immediately(lite: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_batches_occupy_all_slots_immediately(lite: Engine) -> None:
     """Nothing but the fetch of the first job causes that of the next one."""
-    monkeypatch.setattr("sqlalchemy_locks.workers.state.MAX_ACK_DELAY", 3600)
     put(lite, *range(4))
     together = threading.Barrier(4)
     terms = {"heartbeat": 3600, "poll": 3600, "stalled_after": None}
