@@ -6,7 +6,7 @@ The check only reads, and needs no more than ``grant_to`` grants (on MySQL and M
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import sqlalchemy as sa
@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy_locks.alembic import steps
 from sqlalchemy_locks.alembic.options import Options
 from sqlalchemy_locks.alembic.script import InstallPlace
+from sqlalchemy_locks.sql.tables import tables
 
 _FUNCTIONS = sa.text(
     """
@@ -64,11 +65,19 @@ def check(connection: Connection, *, schema: str = "lock", prefix: str = "lock_"
         if step not in steps.STEPS
     ]
     loaded = [steps.load(step) for step in steps.STEPS if step in recorded]
-    variant = place.backend.function_variant(connection, schema) if place.backend.schemas else None
+    variant = _function_variant(connection, place) if place.backend.schemas else None
     sentences += _check_tables(connection, place, loaded, view=variant == "advisory")
     if variant is not None:
         sentences += _check_functions(connection, place, loaded, variant)
     return sentences
+
+
+def _function_variant(connection: Connection, place: InstallPlace) -> str:
+    """Return which variant of the functions was installed."""
+    if place.backend.ask_server(connection).yugabytedb is not None:
+        return "yugabytedb"
+    schema, name = place.schema_and_name("locked_keys")
+    return "table" if name in sa.inspect(connection).get_table_names(schema) else "advisory"
 
 
 def _check_installed(connection: Connection, place: InstallPlace) -> list[str]:
@@ -101,8 +110,8 @@ def _check_tables(connection: Connection, place: InstallPlace, known: list[steps
             yield from _check_columns(connection, inspector.get_columns(name, schema=schema), columns, shown)
             yield from _check_key(inspector, place, table, keys.get(table, (next(iter(columns)),)))
             yield from _check_indexes(inspector, place, table, indexes.get(table, ()))
-            if place.backend.table_options:
-                yield from _check_storage(inspector.get_table_options(name), place.backend.table_options, shown)
+            if not place.backend.schemas:
+                yield from _check_storage(inspector.get_table_options(name), shown)
 
 
 def _check_view(inspector: sa.Inspector, name: str, schema: str | None, shown: str) -> Iterator[str]:
@@ -154,13 +163,12 @@ def _check_columns(connection: Connection, actual: Any, expected: Any, shown: st
             yield f"{shown} has a column {name} that no step created"
 
 
-def _check_storage(options: Any, wanted: Mapping[str, str], shown: str) -> Iterator[str]:
-    # the names of the options start with the dialect's
-    values = {name.partition("_")[2]: value for name, value in options.items()}
-    for option, value in wanted.items():
-        found = values.get(option)
-        if found != value:
-            yield f"the {option} of {shown} is {found}, not {value}"
+def _check_storage(options: Any, shown: str) -> Iterator[str]:
+    # as a table of the library has them: mysql_engine, mysql_collate; SQLite has none
+    wanted = tables(None, "").installed.kwargs
+    for option, value in options.items():
+        if wanted.get(option, value) != value:
+            yield f"the {option.partition('_')[2]} of {shown} is {value}, not {wanted[option]}"
 
 
 def _check_functions(

@@ -61,7 +61,7 @@ class BatchAcquire(OperationImpl):
 
     def check_connection(self, execution: Execution) -> None:
         if self.statement(execution.context) is None and execution.backend.autocommit(execution.connection):
-            raise execution.backend.refuse_autocommit(self.name)
+            raise execution.refused_autocommit()
 
     def run(self, execution: Execution) -> Result[Any]:
         columns = self.mapping.columns(execution.context)

@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.dialects.base import IDLE, Backend, Server
+from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, TransactionState, not_writable
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import set_level
 from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
@@ -33,6 +33,7 @@ from sqlalchemy_locks.sql.elements import (
     PlainReads,
     ReadCommitted,
     ReadUncommitted,
+    ReleaseSessionLocks,
     SessionLock,
     SessionUnlock,
     TakeRow,
@@ -69,17 +70,28 @@ _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
 _TABLE_READ_ONLY = "errno: 165"
 #: the transaction's level can't be set while it is in progress
 _IN_PROGRESS = 1568
-_LACKS_PRIVILEGE = "to this user, which needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
+_MEANINGS: dict[Any, Meaning] = {
+    1020: "newer row",
+    1044: "denied",
+    1062: "duplicate",
+    1142: "denied",
+    1143: "denied",
+    1146: "missing",
+    1213: "conflict",
+    1227: "denied",
+    1305: "conflict",  # a deadlock has rolled the savepoint back, with everything before it
+    1317: "interrupted",
+    1969: "interrupted",
+    3024: "interrupted",
+}
 
 
 class MySQL(Backend):
     name = "MySQL"
     family = "mysql"
-    table_options = {"engine": "InnoDB", "collate": "utf8mb4_bin"}
     key_rows = True
     stale_reads = True
     marker_is_savepoint = True
-    held_keys = HeldKeys
     #: the setting that limits the time of a SELECT, and its value for one second
     limit: ClassVar[tuple[str, int]] = ("max_execution_time", 1000)
     #: the setting of a session's isolation level
@@ -87,7 +99,6 @@ class MySQL(Backend):
     #: the smallest innodb_lock_wait_timeout, in seconds
     shortest_row_wait: ClassVar[int] = 1
     shortest_queue_wait = 1
-    release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
         return TakeRow(table)
@@ -100,18 +111,11 @@ class MySQL(Backend):
         if code in (1205, 3572):
             return LockTimeout("the lock was not free in time (innodb_lock_wait_timeout, or NOWAIT)")
         if code in (1036, 1290, 1792, 1836) or (code == 1015 and _TABLE_READ_ONLY in str(error.orig)):
-            return self.not_writable()
+            return not_writable(self.name)
         return None
 
-    def missing(self, error: DBAPIError) -> bool:
-        return bool(_errno(error) == 1146)
-
-    def denied(self, error: DBAPIError) -> bool:
-        return _errno(error) in (1044, 1142, 1143)
-
-    def transient(self, error: DBAPIError) -> bool:
-        # 1305: a deadlock has rolled the savepoint back, with everything before it
-        return _errno(error) in (1213, 1020, 1305)
+    def meaning(self, error: DBAPIError) -> Meaning | None:
+        return _MEANINGS.get(_errno(error))
 
     def ask_server(self, connection: Connection) -> Server:
         if connection.exec_driver_sql("SELECT @@innodb_rollback_on_timeout").scalar():
@@ -205,13 +209,16 @@ class MySQL(Backend):
             raise
         return False
 
-    def transaction_ended(self, connection: Connection) -> bool:
+    def transaction_state(self, connection: Connection) -> TransactionState:
         driver: Any = connection.connection.driver_connection
+        if hasattr(driver, "closed"):  # aiomysql
+            closed = driver.closed
+        else:  # pymysql; asyncmy
+            closed = not (driver.open if hasattr(driver, "open") else getattr(driver, "connected", True))
+        if closed:
+            return "closed"
         status = getattr(driver, "server_status", None)
-        return status is not None and not status & _IN_TRANSACTION
-
-    def newer_than_snapshot(self, error: DBAPIError) -> bool:
-        return bool(_errno(error) == 1020)
+        return "open" if status is None or status & _IN_TRANSACTION else "ended"
 
     def prepare_side(self, connection: Connection, row_wait: int) -> None:
         # the longest wait for the table, too: an ALTER that waits for the caller's transaction blocks this connection,
@@ -220,15 +227,6 @@ class MySQL(Backend):
             f"SET SESSION autocommit = 1, {self.level_setting} = 'READ-COMMITTED', lock_wait_timeout = 1,"
             f" innodb_lock_wait_timeout = {max(row_wait, self.shortest_row_wait)}"
         )
-
-    def duplicate(self, error: DBAPIError) -> bool:
-        return bool(_errno(error) == 1062)
-
-    def server_closed(self, connection: Connection) -> bool:
-        driver: Any = connection.connection.driver_connection
-        if hasattr(driver, "closed"):  # aiomysql
-            return bool(driver.closed)
-        return not (driver.open if hasattr(driver, "open") else getattr(driver, "connected", True))  # pymysql; asyncmy
 
     @contextlib.contextmanager
     def statement_timeout(self, connection: Connection) -> Iterator[None]:
@@ -239,9 +237,6 @@ class MySQL(Backend):
         finally:
             if not connection.invalidated:
                 connection.exec_driver_sql(f"SET SESSION {limit} = @sqlalchemy_locks_limit")
-
-    def lacks_privilege(self, error: DBAPIError) -> str | None:
-        return _LACKS_PRIVILEGE if _errno(error) in (1142, 1227) else None
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         connection.execute(_IDLE)
@@ -254,16 +249,10 @@ class MySQL(Backend):
     def queue_is_free(self, connection: Connection, key: int) -> bool:
         return bool(connection.execute(_QUEUE_FREE, {"key": key}).scalar())
 
-    def statement_interrupted(self, error: DBAPIError) -> bool:
-        return _errno(error) in (1317, 3024, 1969)
-
-    def wait_value(self, seconds: float) -> int:
-        # InnoDB waits in whole seconds; in a strict sql_mode MariaDB refuses more than three years
-        return max(1, math.ceil(min(seconds, 100_000_000)))
-
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
-        connection.execute(_WAIT, {"wait": self.wait_value(seconds)})
+        # InnoDB waits in whole seconds; in a strict sql_mode MariaDB refuses more than three years
+        connection.execute(_WAIT, {"wait": max(1, math.ceil(min(seconds, 100_000_000)))})
         try:
             yield
         finally:
@@ -389,8 +378,8 @@ def _writable(element: Writable, compiler: Any, **kw: Any) -> str:
     return _WRITABLE
 
 
-@compiles(HeldKeys, "mysql")
-def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
+def held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
+    """Return the SQL of holders and waiters on MySQL."""
     # not innodb_trx, which takes one more privilege and has whole seconds of the server's own zone
     ago = "TIMESTAMPADD(MICROSECOND, -({}) DIV 1000000, UTC_TIMESTAMP(6))"
     began = (
@@ -439,6 +428,12 @@ def _session_lock(element: SessionLock, compiler: Any, **kw: Any) -> str:
 def _session_unlock(element: SessionUnlock, compiler: Any, **kw: Any) -> str:
     (key,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"RELEASE_LOCK({_session_name(key)})"
+
+
+@compiles(ReleaseSessionLocks, "mysql")
+@compiles(ReleaseSessionLocks, "mariadb")
+def _release_session_locks(element: ReleaseSessionLocks, compiler: Any, **kw: Any) -> str:
+    return "RELEASE_ALL_LOCKS()"
 
 
 BACKEND = MySQL()

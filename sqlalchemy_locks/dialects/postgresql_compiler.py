@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from sqlalchemy.exc import CompileError
 from sqlalchemy.ext.compiler import compiles
 
 from sqlalchemy_locks.sql.clock import Elapsed, Epoch, Now, NowAfterWait, PlusSeconds, SecondsAgo, StatementStart
-from sqlalchemy_locks.sql.elements import HeldKeys, InsertAbsent, LockFunction, Notify, SessionLock, SessionUnlock
+from sqlalchemy_locks.sql.elements import (
+    HOLDERS_UNAVAILABLE,
+    HeldKeys,
+    InsertAbsent,
+    LockFunction,
+    Notify,
+    ReleaseSessionLocks,
+    SessionLock,
+    SessionUnlock,
+)
 from sqlalchemy_locks.sql.tables import Payload
 
 
@@ -80,7 +90,10 @@ def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
 
 
 @compiles(HeldKeys, "postgresql")
+@compiles(HeldKeys, "yugabytedb")
 def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
+    if compiler.dialect.name == "yugabytedb":
+        raise CompileError(f"{HOLDERS_UNAVAILABLE} on YugabyteDB, where no table of the server lists them")
     identity = (
         "nullif(session.application_name, '') AS owner, session.usename AS \"user\", "
         "pg_catalog.host(session.client_addr) AS host, session.state"
@@ -122,3 +135,9 @@ def _session_lock(element: SessionLock, compiler: Any, **kw: Any) -> str:
 @compiles(SessionUnlock, "yugabytedb")
 def _session_unlock(element: SessionUnlock, compiler: Any, **kw: Any) -> str:
     return f"pg_advisory_unlock{compiler.function_argspec(element, **kw)}"
+
+
+@compiles(ReleaseSessionLocks, "postgresql")
+@compiles(ReleaseSessionLocks, "yugabytedb")
+def _release_session_locks(element: ReleaseSessionLocks, compiler: Any, **kw: Any) -> str:
+    return "pg_advisory_unlock_all()"

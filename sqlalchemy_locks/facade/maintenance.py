@@ -24,8 +24,6 @@ from sqlalchemy_locks.values import Report
 
 #: of the timeouts that guard the tasks
 QUEUE = "sqlalchemy_locks.maintenance"
-#: seconds after which a task that has failed is due again
-RETRY_AFTER = 60
 _log = logging.getLogger("sqlalchemy_locks")
 
 
@@ -85,13 +83,7 @@ def run_due_tasks(semaphores: Semaphores, alive: Alive | None) -> Report:
         period, nonce = Timeout(every=task.every), fresh_nonce()
         try:
             if acquire_period(locks._run, period, task.name, QUEUE, nonce):
-                try:
-                    done[task.name] = task.run(semaphores, alive)
-                except BaseException:
-                    # due again soon, but not immediately: what failed in one process will fail in the next
-                    with contextlib.suppress(Exception):
-                        locks._run(period._make_due(task.name, QUEUE, nonce, min(task.every, RETRY_AFTER)), nonce)
-                    raise
+                done[task.name] = task.run(semaphores, alive)
         except NotInstalled:
             raise  # no task has its tables
         except Exception as error:

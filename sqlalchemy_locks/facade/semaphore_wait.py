@@ -349,7 +349,7 @@ class SemaphoreWaiter:
             self.asked_at = clock()
 
     def _is_transient(self, error: DBAPIError) -> bool:
-        return self._backend.transient(error) or self._backend.statement_interrupted(error)
+        return self._backend.transient(error) or self._backend.meaning(error) == "interrupted"
 
     def _left(self) -> float | None:
         """Return the seconds until the timeout; ``None`` without one."""

@@ -31,7 +31,8 @@ from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from sqlalchemy_locks.core.entities import changes_bound_values
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, execute_in_session
-from sqlalchemy_locks.errors import LockTimeout, UnknownRow, Unsupported
+from sqlalchemy_locks.dialects.base import not_writable
+from sqlalchemy_locks.errors import UnknownRow, Unsupported
 from sqlalchemy_locks.lock.write_lock import wait_for_write_lock
 from sqlalchemy_locks.sql.elements import Writable
 
@@ -77,7 +78,8 @@ class _Row(OperationImpl):
         return "which has no row locks: the write lock is acquired first, by a statement of its own"
 
     def _select_row(self, context: BuildContext) -> Select[Any]:
-        statement = self._where_key(self.entity)
+        pairs = [column == bindparam(f"pk_{n}", type_=column.type) for n, column in enumerate(self.key_columns)]
+        statement = select(self.entity).where(and_(*pairs))
         if context.backend.key_rows:
             statement = statement.where(Writable())
         if not context.backend.single_writer:
@@ -88,16 +90,6 @@ class _Row(OperationImpl):
 
             statement = statement.options(lazyload("*")).execution_options(populate_existing=True)
         return statement
-
-    def _where_key(self, *selected: Any) -> Select[Any]:
-        pairs = [column == bindparam(f"pk_{n}", type_=column.type) for n, column in enumerate(self.key_columns)]
-        statement: Select[Any] = select(*selected)  # pyright: ignore[reportAssignmentType]
-        return statement.where(and_(*pairs))
-
-    def _exists(self, execution: Execution) -> bool:
-        """Return whether the row is there, read without a lock."""
-        keys = self.key_columns if self.mapper is None else [getattr(self.entity, name) for name in self.names]
-        return self._select(execution, self._where_key(*keys)).first() is not None
 
     def run(self, execution: Execution) -> Any:
         if self.mapper is not None and execution.session is not None:
@@ -113,10 +105,7 @@ class _Row(OperationImpl):
                 if rows.data:
                     return rows()
         if not execution.backend.writable(execution.connection):
-            raise execution.backend.not_writable()
-        if not execution.backend.stale_reads and self._exists(execution):
-            row_name = f"the row {_key_shown(execution)} of {self._entity_name()}"
-            raise LockTimeout(f"{row_name} was replaced each time that it was waited for: nothing was locked")
+            raise not_writable(execution.backend.name)
         raise UnknownRow(f"{self._entity_name()} has no row {_key_shown(execution)}: nothing was locked")
 
     def _refuse_unflushed(self, mapper: Mapper[Any], session: Session, execution: Execution) -> None:

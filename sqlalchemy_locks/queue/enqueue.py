@@ -181,12 +181,8 @@ class Enqueue(JobOperation):
 
     def _begin(self, execution: Execution) -> None:
         """Begin SQLite's transaction by taking its write lock, and refuse a connection in autocommit."""
-        if not execution.backend.transaction_begun(execution.connection):
-            execution.take_write_lock(self.jobs.at(execution.context).table)
-        begun = execution.backend.transaction_begun(execution.connection)
-        if not begun or execution.backend.autocommit(execution.connection):
-            what = "Queue.put(unique=)" if self.unique else "Queue.put of several jobs"
-            raise execution.backend.refuse_autocommit(what)
+        what = "Queue.put(unique=)" if self.unique else "Queue.put of several jobs"
+        execution.require_transaction(self.jobs.at(execution.context).table, what)
 
     def _serialized(self, execution: Execution, payloads: Sequence[Any], *, in_rows: bool) -> Sequence[Any]:
         """Return the payloads as the texts that are sent.

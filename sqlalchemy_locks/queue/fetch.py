@@ -194,7 +194,7 @@ class Fetch(FetchJobs):
             completed: int = rows[0][-1]
             return Fetched([] if rows[0][self.jobs.indexes["internal_id"]] is None else list(rows), completed)
         if execution.backend.autocommit(execution.connection):
-            raise execution.backend.refuse_autocommit(self.name)
+            raise execution.refused_autocommit()
         values, completed = execution.values, 0
         if values[IDS]:
             execution.values = {name: values[name] for name in _OWNED}

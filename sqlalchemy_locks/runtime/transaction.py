@@ -116,22 +116,21 @@ class ShortTransaction:
     def _find_loss(self) -> str | None:
         if os.getpid() != self._process:
             return _FORKED
-        connection, backend = self.connection, self.backend
-        if not self.active or backend.server_closed(connection):
+        state = self.backend.transaction_state(self.connection) if self.active else "closed"
+        if state == "closed":
             return FAILED
         if self.used:
-            ended = backend.transaction_ended(connection)
-            if ended and self._seen_open:
+            if state == "ended" and self._seen_open:
                 return FAILED
-            self._seen_open = not ended
+            self._seen_open = state != "ended"
             # inside begin_nested() an error costs only what was done there
-            if backend.transaction_aborted(connection) and not connection.in_nested_transaction():
+            if state == "failed" and not self.connection.in_nested_transaction():
                 return FAILED
         return None
 
     def disconnected(self) -> bool:
         """Return whether the connection is known to be dead, without asking the server."""
-        return self.connection.invalidated or self.backend.server_closed(self.connection)
+        return self.connection.invalidated or self.backend.transaction_state(self.connection) == "closed"
 
     def close_inside(self) -> None:
         """Roll back inside the block, whose session is being closed."""
@@ -148,7 +147,7 @@ class ShortTransaction:
             if marker:
                 self.backend.set_marker(self.connection)
             self.used, self._marked = True, marker or not self.backend.marker_is_savepoint
-            self._seen_open = not self.backend.transaction_ended(self.connection)
+            self._seen_open = self.backend.transaction_state(self.connection) != "ended"
 
     def check(self) -> None:
         """Ask the server whether the transaction is still the one that was begun.

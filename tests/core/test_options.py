@@ -25,25 +25,9 @@ def at_the_engine(engine: Engine, operation: Any, options: dict[str, Any]) -> An
         return connection.scalar(operation)
 
 
-def at_the_engine_of_a_session(engine: Engine, operation: Any, options: dict[str, Any]) -> Any:
-    with Session(engine.execution_options(**options)) as session:
-        return session.scalar(operation)
-
-
 def at_the_connection(engine: Engine, operation: Any, options: dict[str, Any]) -> Any:
     with engine.begin() as connection:
         return connection.execution_options(**options).scalar(operation)
-
-
-def at_the_sessions_connection(engine: Engine, operation: Any, options: dict[str, Any]) -> Any:
-    with Session(engine) as session:
-        session.connection(execution_options=options)
-        return session.scalar(operation)
-
-
-def at_a_call_of_the_connection(engine: Engine, operation: Any, options: dict[str, Any]) -> Any:
-    with engine.begin() as connection:
-        return connection.scalar(operation, execution_options=options)
 
 
 def at_a_call_of_the_session(engine: Engine, operation: Any, options: dict[str, Any]) -> Any:
@@ -63,10 +47,7 @@ def at_locks(engine: Engine, operation: Any, options: dict[str, Any]) -> Any:
 
 LEVELS = [
     at_the_engine,
-    at_the_engine_of_a_session,
     at_the_connection,
-    at_the_sessions_connection,
-    at_a_call_of_the_connection,
     at_a_call_of_the_session,
     at_the_operation,
     at_locks,
@@ -100,24 +81,6 @@ def test_the_prefix_is_an_option_of_every_level(elsewhere: dict[str, str], level
         assert level(engine, sl.lock.try_exclusive(key), PREFIXED) is True
         assert any("mine_locked_keys" in statement for statement in statements)
         assert not any("lock_locked_keys" in statement for statement in statements)
-
-
-@pytest.mark.parametrize("name", ["mysql", "mariadb"])
-def test_every_operation_knows_the_prefix(elsewhere: dict[str, str], name: str) -> None:
-    with connected(elsewhere[name], execution_options=PREFIXED) as engine:
-        a, b, c = unused(), unused(), unused()
-        with engine.begin() as connection:
-            assert connection.scalar(sl.lock.create(a, b)) == 2
-            assert connection.scalar(sl.lock.try_shared(a)) is True
-            connection.execute(sl.lock.shared(c))
-            connection.execute(sl.lock.unlock(b))
-            look = text("SELECT `key` FROM mine_locked_keys")
-            keys = set(connection.scalars(look))
-            with engine.connect() as other:  # a row that was inserted on a side connection isn't in an older snapshot
-                assert {sl.lock.key(a), sl.lock.key(c)} <= keys | set(other.scalars(look))
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE mine_locked_keys SET ts = ts - INTERVAL 1 HOUR"))
-        assert sl.Locks(engine).run(sl.lock.vacuum()) >= 2
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])

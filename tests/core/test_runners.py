@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
@@ -74,35 +74,6 @@ def test_each_way_of_their_async_twins(servers: Any, name: str, driver: str) -> 
                     assert await other.scalar(operation) is False
 
     asyncio.run(main())
-
-
-def test_an_operation_can_be_streamed(servers: Any) -> None:
-    async def main() -> None:
-        async with async_connected(installed(servers, "sqlite", "aiosqlite")) as engine:
-            async with AsyncSession(engine) as session:
-                streamed = await session.stream_scalars(sl.lock.try_exclusive(unused()))
-                assert [value async for value in streamed] == [True]
-
-    asyncio.run(main())
-
-
-def test_a_scoped_session_executes_operations(engine_to: MakeEngine) -> None:
-    scoped = scoped_session(sessionmaker(engine_to("sqlite")))
-    assert scoped.scalar(sl.lock.try_exclusive("a")) is True
-    scoped.remove()
-
-
-def test_a_rolled_back_savepoint_releases_its_locks(engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15")
-    before, inside = unused(), unused()
-    with engine.begin() as holder, engine.begin() as other:
-        holder.execute(sl.lock.exclusive(before))
-        with pytest.raises(RuntimeError), holder.begin_nested():
-            holder.execute(sl.lock.exclusive(inside))
-            assert other.scalar(sl.lock.try_exclusive(inside)) is False
-            raise RuntimeError("the savepoint is rolled back")
-        assert other.scalar(sl.lock.try_exclusive(inside)) is True
-        assert other.scalar(sl.lock.try_exclusive(before)) is False
 
 
 def test_repr_shows_name_and_values() -> None:
