@@ -19,8 +19,7 @@ class MariaDB(MySQL):
 
 
 # a mysql:// URL to MariaDB compiles under the name "mysql"
-@compiles(HeldKeys, "mysql")
-@compiles(HeldKeys, "mariadb")
+@compiles(HeldKeys, "mysql", "mariadb")
 def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
     if not compiler.dialect.is_mariadb:
         return held_keys(element, compiler, **kw)

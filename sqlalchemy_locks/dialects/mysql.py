@@ -172,28 +172,28 @@ class MySQL(Backend):
         if self.autocommit(connection):
             # until it returns to the pool, which restores autocommit, and no level of the session
             set_level(connection, connection.default_isolation_level)
-        transaction = self._begin_read_committed(connection)
+        transaction = self._begin_read_committed(connection) or self._begin_read_committed(connection)
+        if transaction is None:
+            raise Unsupported(
+                'a listener of "begin" or "before_cursor_execute" opens the transaction before Locks sets its '
+                f'isolation level, which {self.name} refuses afterwards: do it in a listener of "checkout" instead'
+            )
         # the server's variable still has the session's level, so the connection has to remember this one
         connection.execution_options(locks_read_committed=True)
         return transaction
 
-    def _begin_read_committed(self, connection: Connection) -> RootTransaction:
+    def _begin_read_committed(self, connection: Connection) -> RootTransaction | None:
+        """Begin; ``None`` where the app's connect or checkout listener had left a transaction open, which is ended."""
+        transaction = connection.begin()
         try:
-            return _begin_read_committed(connection)
+            # for this transaction only: the session's own level stays as it is
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         except DBAPIError as error:
             if _errno(error) != _IN_PROGRESS:
                 raise
-        # the app's connect or checkout listener has read something, and left its transaction open
-        connection.rollback()
-        try:
-            return _begin_read_committed(connection)
-        except DBAPIError as error:
-            if _errno(error) != _IN_PROGRESS:
-                raise
-            raise Unsupported(
-                'a listener of "begin" or "before_cursor_execute" opens the transaction before Locks sets its '
-                f'isolation level, which {self.name} refuses afterwards: do it in a listener of "checkout" instead'
-            ) from error
+            connection.rollback()
+            return None
+        return transaction
 
     def set_marker(self, connection: Connection) -> None:
         connection.exec_driver_sql(f"SAVEPOINT {_MARKER}")
@@ -260,39 +260,28 @@ class MySQL(Backend):
                 connection.execute(_RESTORE)
 
 
-def _begin_read_committed(connection: Connection) -> RootTransaction:
-    transaction = connection.begin()
-    # for the next transaction only: the session's own level stays as it is
-    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-    return transaction
-
-
 def _errno(error: DBAPIError) -> Any:
     args = getattr(error.orig, "args", ())
     return args[0] if args else None
 
 
-@compiles(TakeRow, "mysql")
-@compiles(TakeRow, "mariadb")
+@compiles(TakeRow, "mysql", "mariadb")
 def _take_row(element: TakeRow, compiler: Any, **kw: Any) -> str:
     (key,) = (compiler.preparer.format_column(column) for column in element.table.primary_key)
     return f"{compiler.visit_insert(element, **kw)} ON DUPLICATE KEY UPDATE {key} = {key}"
 
 
-@compiles(ReadCommitted, "mysql")
-@compiles(ReadCommitted, "mariadb")
+@compiles(ReadCommitted, "mysql", "mariadb")
 def _read_committed(element: ReadCommitted, compiler: Any, **kw: Any) -> str:
     return f"{_isolation(compiler)} IN ('READ-COMMITTED', 'READ-UNCOMMITTED')"
 
 
-@compiles(ReadUncommitted, "mysql")
-@compiles(ReadUncommitted, "mariadb")
+@compiles(ReadUncommitted, "mysql", "mariadb")
 def _read_uncommitted(element: ReadUncommitted, compiler: Any, **kw: Any) -> str:
     return f"{_isolation(compiler)} = 'READ-UNCOMMITTED'"
 
 
-@compiles(PlainReads, "mysql")
-@compiles(PlainReads, "mariadb")
+@compiles(PlainReads, "mysql", "mariadb")
 def _plain_reads(element: PlainReads, compiler: Any, **kw: Any) -> str:
     return f"{_isolation(compiler)} <> 'SERIALIZABLE'"
 
@@ -301,35 +290,29 @@ def _isolation(compiler: Any) -> str:
     return f"@@session.{'tx_isolation' if compiler.dialect.is_mariadb else 'transaction_isolation'}"
 
 
-@compiles(Instant, "mysql")
-@compiles(Instant, "mariadb")
+@compiles(Instant, "mysql", "mariadb")
 def _instant(element: Instant, compiler: Any, **kw: Any) -> str:
     return "DATETIME(6)"
 
 
-@compiles(StatementStart, "mysql")
-@compiles(StatementStart, "mariadb")
-@compiles(Now, "mysql")
-@compiles(Now, "mariadb")
+@compiles(StatementStart, "mysql", "mariadb")
+@compiles(Now, "mysql", "mariadb")
 def _now(element: Any, compiler: Any, **kw: Any) -> str:
     return "(UTC_TIMESTAMP(6))"
 
 
-@compiles(PlusSeconds, "mysql")
-@compiles(PlusSeconds, "mariadb")
+@compiles(PlusSeconds, "mysql", "mariadb")
 def _plus_seconds(element: PlusSeconds, compiler: Any, **kw: Any) -> str:
     instant, seconds = (compiler.process(part, **kw) for part in element.clauses)
     return f"TIMESTAMPADD(MICROSECOND, {seconds} * 1000000, {instant})"
 
 
-@compiles(Epoch, "mysql")
-@compiles(Epoch, "mariadb")
+@compiles(Epoch, "mysql", "mariadb")
 def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
     return f"({_ticks(compiler)} DIV 10000000 - 12219292800)"
 
 
-@compiles(NowAfterWait, "mysql")
-@compiles(NowAfterWait, "mariadb")
+@compiles(NowAfterWait, "mysql", "mariadb")
 def _now_after_wait(element: NowAfterWait, compiler: Any, **kw: Any) -> str:
     microseconds = f"{_ticks(compiler)} DIV 10 - 12219292800000000"
     return f"TIMESTAMPADD(MICROSECOND, {microseconds}, TIMESTAMP'1970-01-01 00:00:00')"
@@ -350,30 +333,26 @@ def _ticks(compiler: Any) -> str:
     return f"CAST(CONV({digits}, 16, 10) AS UNSIGNED)"
 
 
-@compiles(DeleteByKey, "mysql")
-@compiles(DeleteByKey, "mariadb")
+@compiles(DeleteByKey, "mysql", "mariadb")
 def _delete_by_key(element: DeleteByKey, compiler: Any, **kw: Any) -> str:
     table = compiler.preparer.format_table(element.table)
     head, where, rest = compiler.visit_delete(element, **kw).partition(" WHERE ")
     return f"{head} USING {table} FORCE INDEX (PRIMARY){where}{rest}"
 
 
-@compiles(SecondsAgo, "mysql")
-@compiles(SecondsAgo, "mariadb")
+@compiles(SecondsAgo, "mysql", "mariadb")
 def _seconds_ago(element: SecondsAgo, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"TIMESTAMPADD(MICROSECOND, ROUND({seconds} * -1000000), UTC_TIMESTAMP(6))"
 
 
-@compiles(Elapsed, "mysql")
-@compiles(Elapsed, "mariadb")
+@compiles(Elapsed, "mysql", "mariadb")
 def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
     (instant,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"TIMESTAMPDIFF(SECOND, {instant}, UTC_TIMESTAMP(6))"
 
 
-@compiles(Writable, "mysql")
-@compiles(Writable, "mariadb")
+@compiles(Writable, "mysql", "mariadb")
 def _writable(element: Writable, compiler: Any, **kw: Any) -> str:
     return _WRITABLE
 
@@ -416,22 +395,19 @@ def _session_name(key: str) -> str:
     return f"SHA2(CONCAT_WS(':', 'sqlalchemy_locks.session', DATABASE(), {key}), 256)"
 
 
-@compiles(SessionLock, "mysql")
-@compiles(SessionLock, "mariadb")
+@compiles(SessionLock, "mysql", "mariadb")
 def _session_lock(element: SessionLock, compiler: Any, **kw: Any) -> str:
     key, wait = (compiler.process(part, **kw) for part in element.clauses)
     return f"CASE WHEN {_WRITABLE} THEN GET_LOCK({_session_name(key)}, {wait}) ELSE 'refused' END"
 
 
-@compiles(SessionUnlock, "mysql")
-@compiles(SessionUnlock, "mariadb")
+@compiles(SessionUnlock, "mysql", "mariadb")
 def _session_unlock(element: SessionUnlock, compiler: Any, **kw: Any) -> str:
     (key,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"RELEASE_LOCK({_session_name(key)})"
 
 
-@compiles(ReleaseSessionLocks, "mysql")
-@compiles(ReleaseSessionLocks, "mariadb")
+@compiles(ReleaseSessionLocks, "mysql", "mariadb")
 def _release_session_locks(element: ReleaseSessionLocks, compiler: Any, **kw: Any) -> str:
     return "RELEASE_ALL_LOCKS()"
 

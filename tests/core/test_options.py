@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, install
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import connected, seen, unused
 
 ELSEWHERE = {"schema_translate_map": {"lock": "Elsewhere"}}
@@ -122,31 +121,6 @@ def test_prefixes_do_not_mix_on_one_engine(servers: Any, name: str) -> None:
         for table, first in (("lock_locked_keys", 0), ("mine_locked_keys", 1)):
             keys = connection.scalars(text(f"SELECT `key` FROM {table} ORDER BY `key`")).all()
             assert keys == [first, first + 2, first + 4, 100 + first, 102 + first, 104 + first]
-
-
-def test_other_options_reach_the_statement(engine_to: MakeEngine) -> None:
-    """Such as an option by which an app's event adds a comment to statements."""
-    from sqlalchemy import event
-
-    engine = engine_to("postgresql15")
-    tags: list[Any] = []
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def note(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
-        tags.append(context.execution_options.get("tag"))
-
-    with Session(engine) as session:
-        session.execute(sl.lock.exclusive(unused()))  # the first operation asks the server
-        tags.clear()
-        session.execute(sl.lock.exclusive(unused()).execution_options(tag="operation"))
-        session.execute(sl.lock.exclusive(unused()), execution_options={"tag": "call"})
-        session.execute(
-            sl.lock.exclusive(unused()).execution_options(tag="operation"), execution_options={"tag": "call"}
-        )
-        session.connection().execution_options(tag="connection")
-        session.execute(sl.lock.exclusive(unused()))
-    assert tags == ["operation", "call", "call", "connection"]
-    assert sl.lock.exclusive("a").execution_options(tag=1).get_execution_options()["tag"] == 1
 
 
 def test_options_make_a_new_operation() -> None:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import ASYNC, ENGINES, async_connected, installed, seen, unused
+from tests.fixtures.parties import ASYNC, ENGINES, async_connected, installed, unused
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -32,26 +32,6 @@ def test_each_way_of_a_connection_and_a_session(engine_to: MakeEngine, name: str
         assert session.scalars(operation).all() == [True]
         assert session.scalar(sl.lock.shared(unused())) is None
         assert session.connection().scalar(operation) is True
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_the_same_operation_twice_is_two_executions(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
-    operation = sl.lock.exclusive(unused())
-    with engine.begin() as connection:
-        connection.execute(operation)  # execute the checks that are made once per engine
-    counts = []
-    for _ in range(2):
-        with engine.begin() as connection, seen(engine) as statements:
-            connection.execute(operation)
-            counts.append(len(statements))
-    assert counts[0] == counts[1] > 0
-    with engine.begin() as holder:
-        holder.execute(operation)
-        with engine.begin() as other:
-            assert other.scalar(sl.lock.try_exclusive(key_of(operation))) is False
-    with engine.begin() as other:
-        assert other.scalar(sl.lock.try_exclusive(key_of(operation))) is True
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC.values(), ids=ASYNC)
@@ -93,7 +73,3 @@ def test_an_operation_has_no_truth_of_its_own() -> None:
 def test_an_operation_is_no_part_of_another_statement() -> None:
     with pytest.raises(Exception, match=r"expected|Expected"):
         select(sl.lock.try_exclusive("a"))  # type: ignore[call-overload]
-
-
-def key_of(operation: sl.Operation[Any]) -> int:
-    return int(repr(operation).partition("=")[2].rstrip(")>"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -266,35 +265,6 @@ def test_a_lock_acquired_in_a_savepoint_is_held_until_the_transaction_ends(make:
                 savepoint.rollback()
             assert not other_can_write(make)
     assert other_can_write(make)
-
-
-def test_a_cancelled_block_of_aiosqlite_keeps_no_lock(make: Make, path: Path) -> None:
-    """SQLite keeps a connection that is closed during a statement, and its lock, as long as there is its cursor."""
-    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000)"
-    slow = text(f"{numbers} SELECT count(*) FROM n UNION ALL SELECT 2")
-
-    async def main() -> None:
-        async with async_connected(f"sqlite+aiosqlite:///{path}") as engine:
-            locks, began = sl.AsyncLocks(engine), asyncio.Event()
-
-            async def in_block() -> None:
-                async with locks.exclusive("a") as held:
-                    began.set()
-                    await held.session.execute(slow)
-
-            task = asyncio.create_task(in_block())
-            await began.wait()
-            await asyncio.sleep(0.01)  # whether it has begun in its thread makes no difference
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert await asyncio.to_thread(other_can_write, make)
-
-    gc.disable()
-    try:
-        asyncio.run(asyncio.wait_for(main(), PATIENCE))
-    finally:
-        gc.enable()
 
 
 def test_a_savepoint_of_a_block_begins_no_transaction_in_the_place_of_a_lost_one(make: Make) -> None:

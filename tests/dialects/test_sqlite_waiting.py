@@ -278,17 +278,3 @@ def test_a_write_in_a_block_of_the_same_caller_is_refused(url: str, what: str) -
             until(lambda: waiting_writers(engine) == 1, unless=waiting)
         waiting.result(PATIENCE)
         WRITES[what](locks)
-
-
-def test_a_write_in_a_block_of_the_same_task_is_refused(url: str) -> None:
-    async def main() -> None:
-        async with async_connected(url.replace("sqlite:", "sqlite+aiosqlite:")) as engine:
-            locks = sl.AsyncLocks(engine)
-            async with locks.exclusive("x"):
-                with pytest.raises(sl.ReentryError, match="held.session"):
-                    async with locks.lease("y"):
-                        pass
-            async with locks.lease("y"), locks.exclusive("x") as held:
-                assert await held.session.scalar(sl.Mutex().acquire("m"))
-
-    asyncio.run(main())
