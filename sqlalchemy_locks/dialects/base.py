@@ -221,10 +221,6 @@ class Backend:
         """
         raise NotImplementedError
 
-    def statement_timeout(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
-        """Limit the statements inside to one second."""
-        return contextlib.nullcontext()
-
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
         """Limit the lock waits inside to ``seconds``; the setting is restored afterwards."""

@@ -13,7 +13,6 @@ from sqlalchemy_locks.sql.elements import HeldKeys
 class MariaDB(MySQL):
     name = "MariaDB"
     releases_skipped_rows = False  # when it searches by a secondary index
-    limit = ("max_statement_time", 1)
     level_setting = "tx_isolation"
     shortest_row_wait = 0
 

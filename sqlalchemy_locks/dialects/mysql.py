@@ -92,8 +92,6 @@ class MySQL(Backend):
     key_rows = True
     stale_reads = True
     marker_is_savepoint = True
-    #: the setting that limits the time of a SELECT, and its value for one second
-    limit: ClassVar[tuple[str, int]] = ("max_execution_time", 1000)
     #: the setting of a session's isolation level
     level_setting: ClassVar[str] = "transaction_isolation"
     #: the smallest innodb_lock_wait_timeout, in seconds
@@ -227,16 +225,6 @@ class MySQL(Backend):
             f"SET SESSION autocommit = 1, {self.level_setting} = 'READ-COMMITTED', lock_wait_timeout = 1,"
             f" innodb_lock_wait_timeout = {max(row_wait, self.shortest_row_wait)}"
         )
-
-    @contextlib.contextmanager
-    def statement_timeout(self, connection: Connection) -> Iterator[None]:
-        limit, second = self.limit
-        connection.exec_driver_sql(f"SET @sqlalchemy_locks_limit = @@session.{limit}, SESSION {limit} = {second}")
-        try:
-            yield
-        finally:
-            if not connection.invalidated:
-                connection.exec_driver_sql(f"SET SESSION {limit} = @sqlalchemy_locks_limit")
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         connection.execute(_IDLE)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, Column, Insert, Table, bindparam, text
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.sql import Executable
@@ -28,7 +29,6 @@ from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, Outcome
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
-_STATEMENT_TIMEOUT = text("SELECT set_config('statement_timeout', '1s', true)")
 _JOIN = text(
     f"SELECT set_config('idle_in_transaction_session_timeout', '{IDLE}s', true), "
     "CAST(pg_advisory_xact_lock(:key) AS TEXT)"
@@ -95,13 +95,9 @@ class PostgreSQL(Backend):
         return None
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
-        from sqlalchemy.dialects.postgresql import insert  # not loaded before it is needed
-
         return insert(table).on_conflict_do_nothing(index_elements=[key])
 
     def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
-        from sqlalchemy.dialects.postgresql import insert  # not loaded before it is needed
-
         inserting, last = insert(table), key[-1]
         return inserting.on_conflict_do_update(
             index_elements=key, index_where=last.is_not(None), set_={last.name: inserting.excluded[last.key]}
@@ -272,11 +268,6 @@ class PostgreSQL(Backend):
         payloads = [note.payload for note in driver.notifies]
         driver.notifies.clear()
         return payloads
-
-    @contextlib.contextmanager
-    def statement_timeout(self, connection: Connection) -> Iterator[None]:
-        _at_once(connection, _STATEMENT_TIMEOUT)  # ends with the transaction
-        yield
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         # of the transaction: the lock ends with it, and so does the setting

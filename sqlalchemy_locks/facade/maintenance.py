@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from sqlalchemy_locks import lock, semaphore
+from sqlalchemy_locks.captures.state_transition import StateTransition
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.errors import LockError, NotInstalled, ReentryError
@@ -41,7 +42,7 @@ class MaintenanceTask(NamedTuple):
 def _until_none(make: Callable[[], Operation[Any]]) -> Callable[[Semaphores, Alive | None], int]:
     """Return a clean-up that runs an operation until its batch is empty.
 
-    :param make: makes the operation when it is due; the tables that it names load SQLAlchemy's dialects.
+    :param make: makes the operation when it is due.
     """
 
     def run(semaphores: Semaphores, alive: Alive | None) -> int:
@@ -58,14 +59,8 @@ def _once(make: Callable[[], Operation[Any]]) -> Callable[[Semaphores, Alive | N
     return lambda semaphores, alive: semaphores.locks._run(make()) or 0
 
 
-def _expire_tasks() -> Operation[Any]:
-    from sqlalchemy_locks.captures.state_transition import StateTransition  # not loaded before it is needed
-
-    return StateTransition().expire()
-
-
 TASKS = (
-    MaintenanceTask("tasks", 60, _until_none(_expire_tasks)),
+    MaintenanceTask("tasks", 60, _until_none(lambda: StateTransition().expire())),
     MaintenanceTask("orphans", 300, lambda semaphores, alive: semaphores.sweep(DAY, alive)),
     MaintenanceTask("requests", 4 * 3600, _until_none(lambda: semaphore.clean(older_than=7 * DAY))),
     MaintenanceTask("leases", DAY, _until_none(lambda: semaphore.clean_leases(older_than=7 * DAY))),

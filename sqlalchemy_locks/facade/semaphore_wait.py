@@ -389,7 +389,7 @@ class SemaphoreWaiter:
         with contextlib.suppress(Exception):
             short = ShortTransaction(self._runner.engine)
             short.open(writes=False, wait=0)
-            with short, short.backend.statement_timeout(short.connection):
+            with short:
                 for name in self._exhausted or ():
                     holders += _holders_of(name, short.connection.execute(semaphore.holders(name)))
         return tuple(holders)

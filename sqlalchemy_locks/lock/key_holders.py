@@ -18,7 +18,6 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation
 from sqlalchemy_locks.core.typing import shaped_rows
-from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import Meaning
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.keys import as_key
@@ -92,11 +91,11 @@ def _with_waiters(rows: Iterable[Any], names: Mapping[int, Any]) -> list[KeyHold
 
 
 def holders_now(connection: Connection, names: Iterable[str | int]) -> tuple[KeyHolder, ...]:
-    """Return the holders of these keys for an error message; nothing if that fails or takes longer than a second.
+    """Return the holders of these keys for an error message; nothing if that fails.
 
     Begins a transaction on the connection, which the caller ends.
     """
-    with contextlib.suppress(Exception), backend_for(connection.dialect).statement_timeout(connection):
+    with contextlib.suppress(Exception):
         return tuple(connection.execute(holders(*names)).scalars())
     return ()
 

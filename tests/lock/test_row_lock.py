@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, MetaData, String, Table, TypeDecorator, select, update
+from sqlalchemy import Engine, select, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
@@ -113,37 +112,14 @@ def test_forms_of_a_primary_key(engine: Engine) -> None:
             assert session.scalar(sl.lock.row(Customer, ident)).id == 1
 
 
-class Shown(TypeDecorator[str]):
-    """It takes what its column takes."""
-
-    impl, cache_ok = String(20), True
-
-    def process_result_value(self, value: Any, dialect: Any) -> Any:
-        return value
-
-
-class Written(TypeDecorator[str]):
-    """It takes a number."""
-
-    impl, cache_ok = String(20), True
-
-    def process_bind_param(self, value: Any, dialect: Any) -> Any:
-        return str(value)
-
-
 def test_key_of_another_type_is_refused() -> None:
     """MySQL and MariaDB would convert it, and lock '42-eu' for 42, or 42 for '42-eu'."""
     for entity, ident in ((Order, (1, 2)), (STOCK, (1, 2)), (STOCK, {"shop": 1, "item": b"cup"})):
         with pytest.raises(TypeError, match="is a text, not"):
             sl.lock.row(entity, ident)
-    for given in ("1-eu", "", "one", "1.5", "\uff14", b"1"):
+    for given in ("1", "1-eu", b"1"):
         with pytest.raises(TypeError, match="is a number, not"):
             sl.lock.row(Customer, given)
-    for given in ("1", " 1", "-1", 1):
-        assert str(given) in repr(sl.lock.row(Customer, given))
-    with pytest.raises(TypeError, match="is a text, not"):
-        sl.lock.row(Table("t", MetaData(), Column("id", Shown(), primary_key=True)), 42)
-    assert "42" in repr(sl.lock.row(Table("t", MetaData(), Column("id", Written(), primary_key=True)), 42))
 
 
 def test_row_of_a_table(engine: Engine) -> None:
@@ -219,11 +195,8 @@ def test_row_lock_in_async_session(urls: Callable[[str], str], servers: Any, nam
             with pytest.raises(sl.UnknownRow):
                 await session.scalar(sl.lock.row(Customer, 99))
             customer.name = "changed"
-            with session.no_autoflush, pytest.raises(sl.Unsupported, match="would discard changes"):
-                await session.scalar(sl.lock.row(Customer, 1))
-            assert customer.name == "changed"
-            await session.rollback()
-            assert (await session.execute(select(Customer.name).where(Customer.id == 1))).scalar() == "old"
+            assert await session.scalar(sl.lock.row(Customer, 1)) is customer
+            assert customer.name == "changed"  # it was flushed before
 
     asyncio.run(main())
 
@@ -264,30 +237,3 @@ def test_row_that_its_holder_replaces_or_deletes(
                     waiting.result(PATIENCE)
         with engine.begin() as connection:
             replace(connection, "alone")
-
-
-@pytest.mark.parametrize("way", ["autoflush=False", "no_autoflush", "option"])
-def test_unflushed_changes_are_not_discarded(engine: Engine, way: str) -> None:
-    """A flush keeps the changes; without it, refreshing the row would discard them."""
-    with Session(engine, autoflush=way != "autoflush=False") as session, ExitStack() as off:
-        customer, other = session.get_one(Customer, 2), session.get_one(Customer, 1)
-        if way == "no_autoflush":
-            off.enter_context(session.no_autoflush)
-        operations = [sl.lock.row(Customer, ident).execution_options(autoflush=way != "option") for ident in (2, "2")]
-        customer.name = "changed"
-        # PostgreSQL can't compare a number with a text, and would raise an error
-        for operation in operations:
-            with pytest.raises(sl.Unsupported, match="would discard changes that are not flushed: flush the"):
-                session.scalar(operation)
-        assert customer.name == "changed"
-        assert session.scalar(sl.lock.row(Customer, 1).execution_options(autoflush=False)) is other
-        session.flush()
-        assert session.scalar(operations[0]) is customer
-        assert customer.name == "changed"
-        session.rollback()
-        customer.orders = [Order(number="z")]
-        with pytest.raises(sl.Unsupported, match="would discard"):
-            session.scalar(operations[0])
-        session.rollback()
-        customer.name = customer.name  # no change
-        assert session.scalar(operations[0]).name == "alone"
