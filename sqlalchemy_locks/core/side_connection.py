@@ -82,8 +82,9 @@ def pool_beside(engine: Engine) -> SidePool:
                 "use another pool"
             )
         pool = SidePool(engine)
+        if _pools.setdefault(engine.dialect, ref(pool))() is not pool:
+            return pool_beside(engine)  # another thread was faster
         event.listen(engine, "do_connect", partial(_keep, pool))
-        _pools[engine.dialect] = ref(pool)
     return pool
 
 

@@ -157,7 +157,7 @@ def test_check_reports_pooler_with_psycopg2(servers: Servers) -> None:
     ("name", "spelt", "level"),
     [
         ("PostgreSQL", "11.22", "problem"),
-        ("PostgreSQL", "12.1", "warning"),
+        ("PostgreSQL", "12.1", "problem"),
         ("PostgreSQL", "15.1", "ok"),
         ("MySQL", "8.0.12", "problem"),
         ("MySQL", "8.0.13", "ok"),
