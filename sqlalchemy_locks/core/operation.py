@@ -122,13 +122,8 @@ class OperationImpl:
         """Return the one statement for ``compile()``, which sets its bind parameters afterwards."""
         return self.statement(context)
 
-    def compile_error(self, context: BuildContext) -> str:
-        """Return the message of the error that ``compile()`` raises where there is no single statement."""
-        reason = self.multi_statement_reason(context)
-        return f"{self.name} is not one statement on {context.backend.name}, {reason}: execute it instead"
-
     def multi_statement_reason(self, context: BuildContext) -> str:
-        """Return why it isn't one statement on this backend, as a clause of that message."""
+        """Return why it isn't one statement on this backend, as a clause of the error that ``compile()`` raises."""
         raise NotImplementedError
 
     def run(self, execution: Execution) -> Any:
@@ -223,7 +218,10 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         context = build_context(dialect, self._execution_options)
         statement: Any = self._impl.statement_to_compile(context, dialect, self._values)
         if statement is None:
-            raise CompileError(self._impl.compile_error(context))
+            reason = self._impl.multi_statement_reason(context)
+            raise CompileError(
+                f"{self.name} is not one statement on {context.backend.name}, {reason}: execute it instead"
+            )
 
         def bind(parameter: Any) -> None:
             if parameter.key in self._values:

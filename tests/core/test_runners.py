@@ -6,7 +6,6 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
@@ -68,8 +67,3 @@ def test_an_operation_has_no_truth_of_its_own() -> None:
     """``if sl.lock.try_exclusive("a"):`` executes nothing, so it must raise and not be true."""
     with pytest.raises(TypeError):
         bool(sl.lock.try_exclusive("a"))
-
-
-def test_an_operation_is_no_part_of_another_statement() -> None:
-    with pytest.raises(Exception, match=r"expected|Expected"):
-        select(sl.lock.try_exclusive("a"))  # type: ignore[call-overload]
