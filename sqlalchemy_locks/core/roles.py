@@ -169,13 +169,12 @@ class RoleMapping:
         :raises TypeError: :raises ValueError: for an id or queue that the columns can't store.
         """
         if self._mapped is None:
-            return {
-                ID_PARAM: valid_name(id, "an id"),
-                QUEUE_PARAM: DEFAULT_QUEUE if queue is None else valid_name(queue, "a queue"),
-            }
-        if id is None:
+            value = valid_name(id, "an id")
+        elif id is None:
             raise TypeError(f"{self.pattern}: an id can't be {id!r}")
-        return {ID_PARAM: self._typed(self._mapped["id"], id, "an id")} | self.queue(queue)
+        else:
+            value = self._typed(self._mapped["id"], id, "an id")
+        return {ID_PARAM: value} | self.queue(queue)
 
     def with_owner(self, values: dict[str, Any], owner: Any) -> dict[str, Any]:
         """Add the owner to store to the values of a call, if there is a column for it.
@@ -183,8 +182,7 @@ class RoleMapping:
         :raises ValueError: for an owner without a column.
         """
         if owner is not None:
-            if "owner" not in self._present:
-                self.require("owner", "owner")
+            self.require("owner", "owner")
             values[OWNER_PARAM] = valid_name(owner, "an owner")
         elif "owner" in self._present:
             values[OWNER_PARAM] = None
