@@ -310,7 +310,7 @@ def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
 def _session_lock(element: Any, compiler: Any, **kw: Any) -> str:
     name = "session_exclusive" if isinstance(element, SessionLock) else "session_unlock"
     raise CompileError(
-        f"lock.{name} is for a session of the server, and SQLite has none: use lock.exclusive, which ends with the "
+        f"lock.{name} locks a session of the server, and SQLite has none: use lock.exclusive, which ends with the "
         "transaction"
     )
 
