@@ -43,8 +43,8 @@ _SERVER = text(
     "SELECT version() AS version, pg_backend_pid() AS pid, current_setting('transaction_isolation') AS level, "
     "current_setting('default_transaction_isolation') AS default_level"
 )
-#: libpq's PQTRANS_IDLE, PQTRANS_INTRANS, PQTRANS_INERROR
-_IDLE, _IN_TRANSACTION, _IN_ERROR = 0, 2, 3
+#: by libpq's PQTRANS_IDLE and PQTRANS_INERROR
+_STATES: dict[int, TransactionState] = {0: "ended", 3: "failed"}
 #: what PostgreSQL says of a prepared statement whose columns have other types since
 _PLAN_CHANGED = "cached plan must not change result type"
 _READ_COMMITTED = "read committed"
@@ -158,11 +158,12 @@ class PostgreSQL(Backend):
     def ask_server(self, connection: Connection) -> Server:
         row = _at_once(connection, _SERVER).one()
         yugabytedb = re.search(r"-YB-([\d.]*)", row.version)
-        # a pooler sends each client the id of a process that doesn't exist; it doesn't say in which mode it is
-        pid = initial_server_pid(connection.connection.driver_connection)
+        driver: Any = connection.connection.driver_connection
+        # the id that the server sent at first (asyncpg; libpq): a pooler invents one, and doesn't say in which mode it is
+        pid = driver.get_server_pid() if hasattr(driver, "get_server_pid") else driver.info.backend_pid
         return Server(
             yugabytedb=None if yugabytedb is None else yugabytedb[1],
-            pooled=pid is not None and pid != row.pid,
+            pooled=pid != row.pid,
             begins_read_committed=row.level == _READ_COMMITTED,
             autocommits_read_committed=row.default_level == _READ_COMMITTED,
         )
@@ -232,12 +233,10 @@ class PostgreSQL(Backend):
     def marker_lost(self, connection: Connection) -> bool:
         # COMMIT of a failed transaction is a ROLLBACK without an error: code that ignored the first error would never
         # know. Nor would code that has sent a COMMIT itself.
-        driver: Any = connection.connection.driver_connection
-        status = _transaction_status(driver)
-        if status is not None:
-            return status != _IN_TRANSACTION
-        if not driver.is_in_transaction():
+        if self.transaction_state(connection) != "open":
             return True
+        if hasattr(connection.connection.driver_connection, "info"):
+            return False  # libpq knows whether it has failed; asyncpg doesn't
         try:
             connection.exec_driver_sql("SELECT 1")
         except DBAPIError as error:
@@ -250,12 +249,10 @@ class PostgreSQL(Backend):
         driver: Any = connection.connection.driver_connection
         if driver.is_closed() if hasattr(driver, "is_closed") else driver.closed:  # asyncpg; psycopg, psycopg2
             return "closed"
-        status = _transaction_status(driver)
+        if not hasattr(driver, "info"):  # asyncpg
+            return "open" if driver.is_in_transaction() else "ended"
         # psycopg begins another transaction by itself after a COMMIT that was executed as a statement
-        ended = not driver.is_in_transaction() if status is None else status == _IDLE
-        if ended:
-            return "ended"
-        return "failed" if status == _IN_ERROR else "open"
+        return _STATES.get(int(driver.info.transaction_status), "open")
 
     def read_notifications(self, driver: Any) -> list[str]:
         if hasattr(driver, "pgconn"):  # psycopg, of either kind
@@ -294,14 +291,6 @@ def _at_once(connection: Connection, statement: Executable, values: Mapping[str,
     return connection.execute(statement, values, execution_options={"stream_results": False, "yield_per": None})
 
 
-def _transaction_status(driver: Any) -> int | None:
-    """Return libpq's state of the transaction; ``None`` with asyncpg, which has none."""
-    if (pgconn := getattr(driver, "pgconn", None)) is not None:  # psycopg's info is made anew at each look
-        return int(pgconn.transaction_status)
-    info = getattr(driver, "info", None)
-    return None if info is None else int(info.transaction_status)
-
-
 def yugabyte_findings(connection: Connection, level: str) -> Iterator[Finding]:
     """Check a YugabyteDB cluster, which a ``postgresql://`` URL may lead to as well.
 
@@ -331,14 +320,6 @@ def yugabyte_findings(connection: Connection, level: str) -> Iterator[Finding]:
     if ask("SELECT current_setting('yb_silence_advisory_locks_not_supported_error', true)") == "on":
         says = "yb_silence_advisory_locks_not_supported_error is on: session locks are refused, as they would not lock"
         yield Finding("advisory locks", "warning", says)
-
-
-def initial_server_pid(driver: Any) -> int | None:
-    """Return the process id that the server sent when the driver connected; a pooler invents one."""
-    if hasattr(driver, "get_server_pid"):  # asyncpg
-        return int(driver.get_server_pid())
-    pid = getattr(getattr(driver, "info", None), "backend_pid", None)
-    return None if pid is None else int(pid)
 
 
 def _sqlstate(error: DBAPIError) -> str | None:
