@@ -159,8 +159,9 @@ class PostgreSQL(Backend):
         row = _at_once(connection, _SERVER).one()
         yugabytedb = re.search(r"-YB-([\d.]*)", row.version)
         driver: Any = connection.connection.driver_connection
-        # the id that the server sent at first (asyncpg; libpq): a pooler invents one, and doesn't say in which mode it is
-        pid = driver.get_server_pid() if hasattr(driver, "get_server_pid") else driver.info.backend_pid
+        # the id that the server sent at first: a pooler invents one, and doesn't say in which mode it is
+        asyncpg = hasattr(driver, "get_server_pid")
+        pid = driver.get_server_pid() if asyncpg else driver.info.backend_pid
         return Server(
             yugabytedb=None if yugabytedb is None else yugabytedb[1],
             pooled=pid != row.pid,
