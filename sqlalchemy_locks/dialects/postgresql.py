@@ -43,6 +43,7 @@ _SERVER = text(
     "SELECT version() AS version, pg_backend_pid() AS pid, current_setting('transaction_isolation') AS level, "
     "current_setting('default_transaction_isolation') AS default_level"
 )
+_IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
 #: by libpq's PQTRANS_IDLE and PQTRANS_INERROR
 _STATES: dict[int, TransactionState] = {0: "ended", 3: "failed"}
 #: what PostgreSQL says of a prepared statement whose columns have other types since
@@ -234,10 +235,11 @@ class PostgreSQL(Backend):
     def marker_lost(self, connection: Connection) -> bool:
         # COMMIT of a failed transaction is a ROLLBACK without an error: code that ignored the first error would never
         # know. Nor would code that has sent a COMMIT itself.
-        if self.transaction_state(connection) != "open":
+        driver: Any = connection.connection.driver_connection
+        if hasattr(driver, "info"):  # libpq knows whether it has failed; asyncpg doesn't
+            return int(driver.info.transaction_status) != _IN_TRANSACTION
+        if not driver.is_in_transaction():
             return True
-        if hasattr(connection.connection.driver_connection, "info"):
-            return False  # libpq knows whether it has failed; asyncpg doesn't
         try:
             connection.exec_driver_sql("SELECT 1")
         except DBAPIError as error:
