@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy.exc import CompileError
 from sqlalchemy.ext.compiler import compiles
 
 from sqlalchemy_locks.sql.clock import Elapsed, Epoch, Now, NowAfterWait, PlusSeconds, SecondsAgo, StatementStart
 from sqlalchemy_locks.sql.elements import (
-    HOLDERS_UNAVAILABLE,
     HeldKeys,
     InsertAbsent,
     LockFunction,
@@ -78,10 +76,8 @@ def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
     return f"CAST(floor(extract(epoch FROM statement_timestamp() - {instant})) AS BIGINT)"
 
 
-@compiles(HeldKeys, "postgresql", "yugabytedb")
+@compiles(HeldKeys, "postgresql")
 def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
-    if compiler.dialect.name == "yugabytedb":
-        raise CompileError(f"{HOLDERS_UNAVAILABLE} on YugabyteDB, where no table of the server lists them")
     identity = (
         "nullif(session.application_name, '') AS owner, session.usename AS \"user\", "
         "pg_catalog.host(session.client_addr) AS host, session.state"

@@ -26,8 +26,8 @@ from sqlalchemy_locks.sql.elements import HOLDERS_UNAVAILABLE, HeldKeys
 from sqlalchemy_locks.values import KeyHolder, KeyWaiter
 
 _REASONS: dict[Meaning | None, str] = {
-    "denied": "to this user (it takes SELECT on performance_schema on MySQL, and the privilege PROCESS on MariaDB)",
-    # the place of the view is taken by a table of keys; a postgresql:// URL may lead to YugabyteDB
+    "denied": "to this user, which needs SELECT on performance_schema (MariaDB: the privilege PROCESS)",
+    # a table of keys takes the place of the view
     "no column": "where the table bodies are installed, as on YugabyteDB: no table of the server lists row locks",
 }
 
@@ -44,9 +44,11 @@ class _Holders(OperationImpl):
         return HeldKeys(context.tables.locked_keys, self.of_keys)
 
     def run(self, execution: Execution) -> Any:
+        if execution.server.yugabytedb is not None:
+            raise Unsupported(f"{HOLDERS_UNAVAILABLE} on YugabyteDB, where no table of the server lists them")
         try:
             rows = super().run(execution).all()
-        except CompileError as error:  # SQLite's and YugabyteDB's
+        except CompileError as error:  # SQLite's
             raise Unsupported(str(error)) from error
         except DBAPIError as error:
             why = _REASONS.get(execution.backend.meaning(error))
