@@ -211,7 +211,9 @@ def test_transaction_at_a_level_of_its_own(innodb: MakeEngine, name: str, one_sh
 @modes
 def test_session_whose_level_was_set_by_sql(innodb: MakeEngine, name: str, make: Any) -> None:
     """SQLAlchemy takes it for READ COMMITTED, and the server knows better: the look must not lock the absent row's gap."""
-    engine = innodb(name, isolation_level="READ COMMITTED", pool_size=10)
+    # a wait that must not happen ends as an error, or as False from a try
+    limit = {"init_command": "SET innodb_lock_wait_timeout = 3"}
+    engine = innodb(name, isolation_level="READ COMMITTED", connect_args=limit, pool_size=10)
     key = a_key(engine, False)
     with engine.connect() as holder, engine.connect() as other:
         holder.exec_driver_sql("SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
