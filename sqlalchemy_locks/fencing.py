@@ -111,7 +111,7 @@ class _FencedUpdate(OperationImpl):
 
     def run(self, execution: Execution) -> bool:
         if not self.single:
-            self._refuse_autocommit(execution)
+            execution.require_transaction(self.target.table)
         with execution.waiting():
             written = execution.execute(self._fenced_update(), {}).rowcount
         if not written or not self.single:
@@ -125,13 +125,6 @@ class _FencedUpdate(OperationImpl):
         if written and execution.session is not None:
             self.target.refresh(execution.session, [self.fence, *self.columns], self._equalities())
         return bool(written)
-
-    def _refuse_autocommit(self, execution: Execution) -> None:
-        backend = execution.backend
-        if not backend.transaction_begun(execution.connection):
-            execution.take_write_lock(self.target.table)
-        if backend.autocommit(execution.connection) or not backend.transaction_begun(execution.connection):
-            raise backend.refuse_autocommit(self.name)
 
     def _newer_token(self, execution: Execution) -> Any:
         """Return the greatest token for which a row was refused, or ``None``."""

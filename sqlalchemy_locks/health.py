@@ -67,7 +67,7 @@ def _installed(connection: Connection, schema: str, prefix: str) -> Iterator[Fin
         steps = recorded(connection, Options(schema=schema, prefix=prefix))
         drifts = check(connection, schema=schema, prefix=prefix) if steps is not None else []
     except DBAPIError as error:
-        if not backend_for(connection.dialect).denied(error):
+        if not backend_for(connection.dialect).meaning(error) == "denied":
             raise
         says = (
             "the user of this connection may not read what is installed: `grant_to` in a migration, or "

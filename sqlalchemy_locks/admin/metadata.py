@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, MetaData
 
 from sqlalchemy_locks._validation import valid_name
-from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, describe
+from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables
 
 
 def metadata(*, schema: str | None = DEFAULT_SCHEMA, prefix: str = DEFAULT_PREFIX, locking: str = "native") -> MetaData:
@@ -35,7 +35,7 @@ class _Metadata(MetaData):
     def __init__(self, schema: str | None, prefix: str, locking: str) -> None:
         super().__init__(schema=schema)
         self._options = {"schema": schema or DEFAULT_SCHEMA, "prefix": prefix, "locking": locking}
-        tables = describe(self, "" if schema else prefix)
+        tables = Tables(self, "" if schema else prefix)
         if schema and locking == "native":
             # a view over the server's own locks (on YugabyteDB a table, which autogenerate doesn't need)
             self.remove(tables.locked_keys)

@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy_locks.alembic import steps
 from sqlalchemy_locks.alembic.options import Options
 from sqlalchemy_locks.alembic.script import InstallPlace
+from sqlalchemy_locks.sql.tables import tables as sql_tables
 
 _FUNCTIONS = sa.text(
     """
@@ -53,11 +54,19 @@ def check(connection: Connection, *, schema: str = "lock", prefix: str = "lock_"
         if step not in steps.STEPS
     ]
     loaded = [steps.load(step) for step in steps.STEPS if step in recorded]
-    variant = place.backend.function_variant(connection, schema) if place.backend.schemas else None
+    variant = _function_variant(connection, place) if place.backend.schemas else None
     sentences += _check_tables(connection, place, loaded, view=variant == "advisory")
     if variant is not None:
         sentences += _check_functions(connection, place, loaded, variant)
     return sentences
+
+
+def _function_variant(connection: Connection, place: InstallPlace) -> str:
+    """Return which variant of the functions was installed."""
+    if place.backend.ask_server(connection).yugabytedb is not None:
+        return "yugabytedb"
+    schema, name = place.schema_and_name("locked_keys")
+    return "table" if name in sa.inspect(connection).get_table_names(schema) else "advisory"
 
 
 def _check_tables(
@@ -86,12 +95,12 @@ def _check_tables(
         for index in indexes.get(table, ()):
             if place.schema_and_name(index)[1] not in names:
                 yield f"{shown} has lost its index {place.schema_and_name(index)[1]}"
-        if place.backend.table_options:
-            # the names of the options start with the dialect's
-            options = {k.partition("_")[2]: v for k, v in inspector.get_table_options(name, schema=schema).items()}
-            for option, value in place.backend.table_options.items():
-                if options.get(option) != value:
-                    yield f"the {option} of {shown} is {options.get(option)}, not {value}"
+        if not place.backend.schemas:
+            # as a table of the library has them: mysql_engine, mysql_collate; SQLite has none
+            shipped = sql_tables(None, "").installed.kwargs
+            for option, value in inspector.get_table_options(name).items():
+                if shipped.get(option, value) != value:
+                    yield f"the {option.partition('_')[2]} of {shown} is {value}, not {shipped[option]}"
 
 
 def _check_columns(connection: Connection, reflected: Any, shipped: Any, shown: str) -> Iterator[str]:

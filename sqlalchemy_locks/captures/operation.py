@@ -132,8 +132,8 @@ class CaptureImpl(OperationImpl):
             if not execution.backend.transaction_begun(execution.connection):
                 execution.take_write_lock(spec.table)
                 several = self.statement(execution.context) is None or self._needs_order(execution, spec)
-                if several and not execution.backend.transaction_begun(execution.connection):
-                    raise execution.backend.refuse_autocommit(self.name)
+                if several:
+                    execution.require_transaction()
             return self._run(execution, spec)
 
     def _needs_order(self, execution: Execution, spec: CaptureSpec) -> bool:
@@ -177,7 +177,7 @@ class CaptureImpl(OperationImpl):
     def _in_steps(self, execution: Execution, spec: CaptureSpec) -> Keys:
         """Lock the rows, then change them by primary key; return the keys in order."""
         if execution.backend.autocommit(execution.connection):
-            raise execution.backend.refuse_autocommit(self.name)
+            raise execution.refused_autocommit()
         if execution.context not in self._steps:
             locking = _select(execution, spec, (), locks=not execution.backend.single_writer)
             self._steps[execution.context] = locking, _changing(spec).where(where_keys(spec.table))

@@ -40,18 +40,13 @@ class BatchAcquire(OperationImpl):
         return "whose UPDATE can't return the rows it changed"
 
     def _where_free(self, columns: RoleColumns) -> Select[Any]:
-        conditions = [*self.single.condition(columns), *self._of_queue(columns)]
+        conditions = [*self.single.condition(columns), *self.mapping.class_condition()]
+        if "queue" in columns:
+            conditions.append(columns["queue"] == role_param(columns["queue"], "queue"))
         # ordered by the primary key without the queue, which is given: to sort them, InnoDB would lock all rows
         order = [key for key in columns.table.primary_key if "queue" not in columns or key is not columns["queue"]]
         free = select(*columns.table.primary_key).where(and_(*conditions)).order_by(*order).limit(_LIMIT)
         return free.with_for_update(skip_locked=True, key_share=True)
-
-    def _of_queue(self, columns: RoleColumns) -> list[Any]:
-        """Return the conditions on the rows of the class, and of the queue that is given."""
-        conditions: list[Any] = self.mapping.class_condition()
-        if "queue" not in columns:
-            return conditions
-        return [*conditions, columns["queue"] == role_param(columns["queue"], "queue")]
 
     def _update(self, columns: RoleColumns) -> Update:
         return update(columns.table).values(self.single.all_changes(columns))
@@ -61,7 +56,7 @@ class BatchAcquire(OperationImpl):
 
     def check_connection(self, execution: Execution) -> None:
         if self.statement(execution.context) is None and execution.backend.autocommit(execution.connection):
-            raise execution.backend.refuse_autocommit(self.name)
+            raise execution.refused_autocommit()
 
     def run(self, execution: Execution) -> Result[Any]:
         columns = self.mapping.columns(execution.context)

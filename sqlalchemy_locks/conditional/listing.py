@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from sqlalchemy import DateTime, Integer, bindparam, func, literal_column, null, select, type_coerce
+from sqlalchemy import DateTime, Integer, Select, bindparam, func, null, select, type_coerce
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Operation, OperationImpl
@@ -40,10 +40,14 @@ class Listing(OperationImpl):
         self.needs_installation = mapping.target is None
         self.count = Count(self)
 
-    def build(self, context: BuildContext) -> Executable | None:
+    def rows(self, context: BuildContext) -> Select[Any]:
+        """Return the SELECT of all rows that meet the conditions."""
         columns = self.mapping.columns(context)
-        rows = select(*self.select(columns)).where(*self.where(columns), *self.mapping.class_condition())
-        return rows.order_by(*self.order_by(columns)).limit(_LIMIT)
+        rows: Select[Any] = select(*self.select(columns))
+        return rows.where(*self.where(columns), *self.mapping.class_condition())
+
+    def build(self, context: BuildContext) -> Executable | None:
+        return self.rows(context).order_by(*self.order_by(self.mapping.columns(context))).limit(_LIMIT)
 
     def route(self) -> dict[str, Any]:
         return self.mapping.route()
@@ -60,11 +64,7 @@ class Count(OperationImpl):
         self.needs_installation = listing.needs_installation
 
     def build(self, context: BuildContext) -> Executable | None:
-        columns = self.listing.mapping.columns(context)
-        # selected from the table, since there may be no condition that names it
-        rows: Any = select(literal_column("1").label("one")).select_from(columns.table)
-        conditions = (*self.listing.where(columns), *self.listing.mapping.class_condition())
-        return select(func.count()).select_from(rows.where(*conditions).limit(_LIMIT).subquery())
+        return select(func.count()).select_from(self.listing.rows(context).limit(_LIMIT).subquery())
 
     def route(self) -> dict[str, Any]:
         return self.listing.route()

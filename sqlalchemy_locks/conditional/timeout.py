@@ -11,7 +11,6 @@ statement starts waiting for it.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from datetime import datetime, timedelta
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import (
     BigInteger,
     Integer,
-    Numeric,
+    SmallInteger,
     Update,
     and_,
     bindparam,
@@ -35,24 +34,16 @@ from sqlalchemy import (
 
 from sqlalchemy_locks import _timezones as zones
 from sqlalchemy_locks._validation import period_seconds, seconds_since_1970
-from sqlalchemy_locks.conditional.batch import BatchAcquire
 from sqlalchemy_locks.conditional.listing import Listing, labelled
 from sqlalchemy_locks.core import row_admin
-from sqlalchemy_locks.core.conditional_update import ConditionalAcquire, ConditionalUpdate
+from sqlalchemy_locks.core.conditional_update import ConditionalAcquire
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, RowsOperation
-from sqlalchemy_locks.core.roles import (
-    ID,
-    NONCE_PARAM,
-    RoleColumns,
-    RoleMapping,
-    param_name,
-    role_param,
-)
-from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, shaped, shaped_rows
+from sqlalchemy_locks.core.roles import RoleColumns, RoleMapping, param_name, role_param
+from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, shaped
 from sqlalchemy_locks.sql.clock import Epoch
 
 _ROLES = ("queue", "id", "ts", "timeout", "token", "fence", "retries")
-_EVERY, _NOW, _DUE_IN = (bindparam(param_name(name), type_=BigInteger()) for name in ("every", "now", "due_in"))
+_EVERY, _NOW = (bindparam(param_name(name), type_=BigInteger()) for name in ("every", "now"))
 
 Clock = Callable[[], "float | datetime"]
 
@@ -122,8 +113,7 @@ class Timeout:
         if every is None:
             self._mapping.require("timeout", "a period per row")
         for role in ("ts", "timeout"):
-            self._mapping.require_type(role, (Integer, Numeric), "seconds since 1970, or for a period")
-            self._mapping.require_whole_seconds(role)
+            self._mapping.require_type(role, (Integer,), "whole seconds", but=SmallInteger)
 
     @shaped(INT_ROW)
     def create(
@@ -179,30 +169,6 @@ class Timeout:
         """
         self._mapping.require("fence", "a fencing token")
         return Operation(self._impls.acquire_token[bool(nowait)], self._values(id, queue))
-
-    def _make_due(self, id: Any, queue: Any, nonce: str, due_in: float) -> Operation[Any]:
-        """Make the timeout due in ``due_in`` seconds, if the acquisition that stored this nonce is the last one."""
-        values = self._values(id, queue)
-        values[NONCE_PARAM], values[_DUE_IN.key] = self._mapping.nonce_type(nonce), math.ceil(due_in)
-        return Operation(self._impls.make_due, values)
-
-    @shaped_rows(select(ID))
-    def capture(self, limit: int, *, queue: Any = None) -> RowsOperation[Any]:
-        """Acquire up to ``limit`` free timeouts, skipping those that other transactions have locked.
-
-        :return: their ids in order, one per row: ``session.scalars(timeout.capture(3)).all()``.
-
-        On MySQL and MariaDB the search keeps locks on all examined rows unless the transaction is READ COMMITTED, and
-        is refused in autocommit. ``locks.run(...)`` runs it at READ COMMITTED, and returns the list of ids.
-
-        >>> daily = sl.Timeout(every=86400)
-        >>> session.scalar(daily.create("report"))
-        1
-        >>> [row.id for row in session.execute(daily.capture(5)).all()]
-        ['report']
-        """
-        values = self._mapping.queue(queue) | row_admin.limit(limit) | self._override()
-        return RowsOperation(self._impls.capture, values)
 
     def listed(self, limit: int = 1000, *, queue: Any = None) -> RowsOperation[Any]:
         """List timeouts for monitoring: rows of ``queue, id, every, free_in, retries``.
@@ -322,34 +288,16 @@ class _TimeoutAcquire(ConditionalAcquire):
         return values
 
 
-class _MakeTimeoutDue(ConditionalUpdate):
-    """Make a timeout due again soon, if the acquisition whose nonce is given is the last one."""
-
-    def __init__(self, mapping: RoleMapping) -> None:
-        super().__init__(mapping, "timeout.make_due")
-
-    def repeatable(self, operation: Operation[Any]) -> bool:
-        return True
-
-    def condition(self, columns: RoleColumns) -> list[Any]:
-        return [columns["token"] == role_param(columns["token"], "nonce")]
-
-    def changes(self, columns: RoleColumns) -> dict[Any, Any]:
-        return {columns["ts"]: Epoch() - _EVERY + _DUE_IN}
-
-
 class _TimeoutImpls:
     """The operations on the timeouts of one table, built once; by ``nowait``, or by whether an argument is given."""
 
     def __init__(self, mapping: RoleMapping, variant: _Variant) -> None:
         self.acquire = _acquire_impls(mapping, "timeout.acquire", variant, returns_token=False)
         self.acquire_token = _acquire_impls(mapping, "timeout.acquire_token", variant, returns_token=True)
-        self.capture = BatchAcquire("timeout.capture", self.acquire[False])
         self.create = {
             retries: row_admin.CreateRows(mapping, "timeout.create", _initial, retries=retries)
             for retries in (False, True)
         }
-        self.make_due = _MakeTimeoutDue(mapping)
         self.set_retries = row_admin.SetRetries(mapping, "timeout.set_retries")
         self.listed = {
             one_queue: Listing(

@@ -243,8 +243,7 @@ class ConditionalAcquire(ConditionalUpdate):
         if backend.writable_ctes:
             return self.answer(execution, self.update_statement(execution.context))
         if not backend.single_writer:
-            if backend.autocommit(execution.connection):
-                raise backend.refuse_autocommit(self.name)  # the row's lock would end before the UPDATE
+            execution.require_transaction()  # the row's lock would end before the UPDATE
             row = execution.execute(self._skip_locked(self.mapping.columns(execution.context))).first()
             return row is not None and self.answer(execution, waiting.update_statement(execution.context))
         try:

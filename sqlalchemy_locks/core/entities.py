@@ -8,7 +8,7 @@ incremented, and loaded objects show the row's current values, also after a save
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sqlalchemy import (
     Column,
@@ -23,9 +23,8 @@ from sqlalchemy import (
     literal_column,
     update,
 )
-
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Mapper, Session
+from sqlalchemy.orm import Mapper, Session
+from sqlalchemy.orm.attributes import flag_dirty
 
 
 def entity_of(statement: Update) -> Any:
@@ -224,8 +223,6 @@ def mark_altered(session: Session, entities: Iterable[Any]) -> None:
 
     It expires what is dirty, or was when it was flushed. The flush of an entity without changes sends nothing.
     """
-    from sqlalchemy.orm.attributes import flag_dirty  # not loaded before it is needed
-
     if session.in_nested_transaction():
         for entity in entities:
             flag_dirty(entity)

@@ -41,7 +41,7 @@ from sqlalchemy.util import immutabledict
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.core.engine_state import backend_of, behind_pooler, engine_state
 from sqlalchemy_locks.dialects import Backend
-from sqlalchemy_locks.errors import Unsupported
+from sqlalchemy_locks.errors import NotInstalled, Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
@@ -122,13 +122,8 @@ class OperationImpl:
         """Return the one statement for ``compile()``, which sets its bind parameters afterwards."""
         return self.statement(context)
 
-    def compile_error(self, context: BuildContext) -> str:
-        """Return the message of the error that ``compile()`` raises where there is no single statement."""
-        reason = self.multi_statement_reason(context)
-        return f"{self.name} is not one statement on {context.backend.name}, {reason}: execute it instead"
-
     def multi_statement_reason(self, context: BuildContext) -> str:
-        """Return why it isn't one statement on this backend, as a clause of that message."""
+        """Return why it isn't one statement on this backend, as a clause of the error that ``compile()`` raises."""
         raise NotImplementedError
 
     def run(self, execution: Execution) -> Any:
@@ -152,7 +147,7 @@ class OperationImpl:
         """
         if self.held_by == "transaction":
             if execution.backend.autocommit(execution.connection):
-                raise execution.backend.refuse_autocommit(self.name)
+                raise execution.refused_autocommit()
             self.refuse_two_phase(execution)
 
     def refuse_two_phase(self, execution: Execution) -> None:
@@ -223,7 +218,10 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         context = build_context(dialect, self._execution_options)
         statement: Any = self._impl.statement_to_compile(context, dialect, self._values)
         if statement is None:
-            raise CompileError(self._impl.compile_error(context))
+            reason = self._impl.multi_statement_reason(context)
+            raise CompileError(
+                f"{self.name} is not one statement on {context.backend.name}, {reason}: execute it instead"
+            )
 
         def bind(parameter: Any) -> None:
             if parameter.key in self._values:
@@ -458,6 +456,25 @@ class Execution:
         """
         self.execute(delete(table).where(false()), {})
 
+    def require_transaction(self, table: Table | None = None, what: str | None = None) -> None:
+        """Refuse a connection in autocommit, where a lock ends with its statement.
+
+        :param table: whose write lock begins SQLite's transaction, if none has begun; by default it has been taken.
+        :param what: what is refused; by default the operation.
+        :raises Unsupported: in autocommit.
+        """
+        backend, connection = self.backend, self.connection
+        if table is not None and not backend.transaction_begun(connection):
+            self.take_write_lock(table)
+        if backend.autocommit(connection) or not backend.transaction_begun(connection):
+            raise self.refused_autocommit(what)
+
+    def refused_autocommit(self, what: str | None = None) -> Unsupported:
+        return Unsupported(
+            f"{what or self.operation.name} on a {self.backend.name} connection in autocommit would end with its own "
+            "statement: execute it inside a transaction, or use Locks"
+        )
+
 
 def fresh_nonce() -> str:
     """Return a token that is unique to one call; a valid UUID, since MariaDB's type takes no other 128 bits."""
@@ -466,6 +483,12 @@ def fresh_nonce() -> str:
     return f"{digits[:12]}4{digits[13:16]}8{digits[17:]}"
 
 
+_NOT_INSTALLED = (
+    "the tables or functions of sqlalchemy-locks are not in this database, or not all of them: install them "
+    "in the way that the app uses (`alembic upgrade heads`, after `op.upgrade_locks` in a revision of your own "
+    "or with the shipped revisions; `sqlalchemy-locks install`; or `sl.metadata().create_all(engine)`), or "
+    "name the schema or prefix that they were installed under; `sqlalchemy-locks check` tells which it is"
+)
 #: of an error of the driver's
 _DENIED = "`grant_to` in a migration, or `sqlalchemy-locks install --grant-to`, grants a user what locks need"
 
@@ -483,9 +506,10 @@ class translated:
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         if isinstance(error, DBAPIError):
             ours = self.backend.translate(error)
-            if ours is None and self.needs_installation and self.backend.missing(error):
-                ours = self.backend.not_installed()
+            meaning = self.backend.meaning(error) if self.needs_installation else None
+            if ours is None and meaning == "missing":
+                ours = NotInstalled(_NOT_INSTALLED)
             if ours is not None:
                 raise ours from error
-            if self.needs_installation and self.backend.denied(error):
+            if meaning == "denied":
                 error.add_detail(_DENIED)

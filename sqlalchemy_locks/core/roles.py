@@ -11,9 +11,7 @@ from uuid import UUID
 from sqlalchemy import (
     Column,
     ColumnElement,
-    Float,
     Integer,
-    SmallInteger,
     String,
     Table,
     Update,
@@ -125,23 +123,14 @@ class RoleMapping:
                 f"{self.pattern}: {why} needs a column; name it by {role}= where the {self.pattern} is made"
             )
 
-    def require_type(self, role: str, types: tuple[type, ...], what: str) -> None:
-        """:raises TypeError: if the column that plays the role has another type."""
-        if self._mapped is not None and role in self._mapped and not isinstance(self._mapped[role].type, types):
-            kinds = " or ".join(type_.__name__ for type_ in types)
-            raise TypeError(f"{self.pattern}: {role}={self._mapped[role]} must be {kinds} for {what}")
-
-    def require_whole_seconds(self, role: str) -> None:
-        """:raises TypeError: if the column's type can't store every future second since 1970."""
+    def require_type(self, role: str, types: tuple[type, ...], what: str, but: type | tuple[()] = ()) -> None:
+        """:raises TypeError: if the column that plays the role has another type, or the one that is excepted."""
         if self._mapped is None or role not in self._mapped:
             return
-        type_: Any = self._mapped[role].type
-        digits = getattr(type_, "precision", None)
-        narrow = digits is not None and digits - (type_.scale or 0) < 10
-        if narrow or isinstance(type_, (Float, SmallInteger)):
-            raise TypeError(
-                f"{self.pattern}: {role}={self._mapped[role]} of type {type_!r} can't store seconds exactly"
-            )
+        type_ = self._mapped[role].type
+        if not isinstance(type_, types) or isinstance(type_, but):
+            kinds = " or ".join(each.__name__ for each in types)
+            raise TypeError(f"{self.pattern}: {role}={self._mapped[role]} must be {kinds} for {what}, not {type_!r}")
 
     def _check_columns(self) -> None:
         if self._mapped is None:
@@ -180,13 +169,12 @@ class RoleMapping:
         :raises TypeError: :raises ValueError: for an id or queue that the columns can't store.
         """
         if self._mapped is None:
-            return {
-                ID_PARAM: valid_name(id, "an id"),
-                QUEUE_PARAM: DEFAULT_QUEUE if queue is None else valid_name(queue, "a queue"),
-            }
-        if id is None:
+            value = valid_name(id, "an id")
+        elif id is None:
             raise TypeError(f"{self.pattern}: an id can't be {id!r}")
-        return {ID_PARAM: self._typed(self._mapped["id"], id, "an id")} | self.queue(queue)
+        else:
+            value = self._typed(self._mapped["id"], id, "an id")
+        return {ID_PARAM: value} | self.queue(queue)
 
     def with_owner(self, values: dict[str, Any], owner: Any) -> dict[str, Any]:
         """Add the owner to store to the values of a call, if there is a column for it.
@@ -194,8 +182,7 @@ class RoleMapping:
         :raises ValueError: for an owner without a column.
         """
         if owner is not None:
-            if "owner" not in self._present:
-                self.require("owner", "owner")
+            self.require("owner", "owner")
             values[OWNER_PARAM] = valid_name(owner, "an owner")
         elif "owner" in self._present:
             values[OWNER_PARAM] = None

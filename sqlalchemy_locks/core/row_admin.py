@@ -76,7 +76,7 @@ class CreateRows(OperationImpl):
                 execution.execute(statement, {**others, ID_PARAM: id})
                 inserted += 1
             except IntegrityError as error:
-                if not execution.backend.duplicate(error):
+                if execution.backend.meaning(error) != "duplicate":
                     raise
         return inserted
 

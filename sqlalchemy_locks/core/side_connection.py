@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection, Dialect
@@ -20,8 +21,9 @@ from sqlalchemy_locks.core.side_pool import SidePool
 from sqlalchemy_locks.dialects.connections import return_to_pool, shares_one_connection
 from sqlalchemy_locks.errors import PoolTimeout, Unsupported
 
-#: by the dialect, which copies of an engine share
-_pools: WeakKeyDictionary[Dialect, SidePool] = WeakKeyDictionary()
+#: By the dialect, which copies of an engine share. A pool refers to its engine, and so to the dialect: it is kept by a
+#: listener of the dialect, and not from here, where neither of them would ever be collected.
+_pools: WeakKeyDictionary[Dialect, ReferenceType[SidePool]] = WeakKeyDictionary()
 
 
 @contextlib.contextmanager
@@ -32,7 +34,7 @@ def side_connection(execution: Execution, row_wait: int = 0) -> Iterator[Connect
     :raises PoolTimeout: when all such connections were in use for too long.
     :raises LockTimeout: when a wait was not short.
     """
-    backend, pool = execution.backend, _pool_of(execution.connection.engine)
+    backend, pool = execution.backend, pool_beside(execution.connection.engine)
 
     def connect() -> Connection:
         try:
@@ -66,22 +68,33 @@ def side_options(execution: Execution) -> dict[str, Any]:
     return {**execution.options, "schema_translate_map": every.get("schema_translate_map")}
 
 
-def _pool_of(engine: Engine) -> SidePool:
-    pool = _pools.get(engine.dialect)
+def pool_beside(engine: Engine) -> SidePool:
+    """Return the pool beside the engine's own, which its copies share.
+
+    :raises Unsupported: for an engine that has all of its work on one connection.
+    """
+    reference = _pools.get(engine.dialect)
+    pool = None if reference is None else reference()
     if pool is None:
         if shares_one_connection(engine.pool):
             raise Unsupported(
                 f"this needs a second connection to {engine.dialect.name}, and a {type(engine.pool).__name__} has one: "
                 "use another pool"
             )
-        pool = _pools.setdefault(engine.dialect, SidePool(engine))
-        # not event.contains(), which identifies an engine by its address, where a collected one may have been
-        if _on_disposed not in engine.dispatch.engine_disposed:
-            event.listen(engine, "engine_disposed", _on_disposed)
+        pool = SidePool(engine)
+        if _pools.setdefault(engine.dialect, ref(pool))() is not pool:
+            return pool_beside(engine)  # another thread was faster
+        event.listen(engine, "do_connect", partial(_keep, pool))
     return pool
 
 
+def _keep(pool: SidePool, *connecting: Any) -> None:
+    """Refer to the pool, as a listener of the dialect's."""
+
+
+@event.listens_for(Engine, "engine_disposed")
 def _on_disposed(engine: Engine) -> None:
-    pool = _pools.pop(engine.dialect, None)
+    reference = _pools.get(engine.dialect)
+    pool = None if reference is None else reference()
     if pool is not None:
         pool.dispose()

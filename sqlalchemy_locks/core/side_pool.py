@@ -6,6 +6,7 @@ The app's handlers may hold every connection of its pool. These connections are 
 
 from __future__ import annotations
 
+import os
 from typing import Any
 from weakref import WeakSet
 
@@ -33,6 +34,7 @@ class SidePool:
         self._engine = engine
         self._shared = shares_one_connection(engine.pool)
         self._pool = engine.pool if self._shared else engine.pool.recreate()
+        self._process = os.getpid()
         _side_pools.add(self)
 
     def connect(self) -> Connection:
@@ -55,11 +57,12 @@ class SidePool:
             raise OperationalError(None, None, error, connection_invalidated=True) from error
 
     def dispose(self) -> None:
-        """Close the idle connections."""
-        if not self._shared:
+        """Close the idle connections, except the parent's of a forked process."""
+        if not self._shared and self._process == os.getpid():
             self._pool.dispose()
 
     def _leave_to_parent(self) -> None:
+        self._process = os.getpid()
         if not self._shared:
             _inherited.append(self._pool)
             self._pool = self._pool.recreate()

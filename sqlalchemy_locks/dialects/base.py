@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
@@ -15,8 +16,7 @@ from sqlalchemy import Column, Insert, Table
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.errors import LockError, NotInstalled, NotWritable, Unsupported
-from sqlalchemy_locks.sql.elements import HeldKeys
+from sqlalchemy_locks.errors import LockError, NotWritable
 
 if TYPE_CHECKING:
     from sqlalchemy_locks.dialects.checks import Finding
@@ -25,6 +25,13 @@ T = TypeVar("T")
 #: the engines that share one script of a migration step
 Family = Literal["postgresql", "mysql", "sqlite"]
 
+#: What an error of the driver means: a table, function or schema doesn't exist; a column doesn't; the user lacks a
+#: privilege; an INSERT of a present key; a conflict with other transactions, after which the whole transaction may
+#: succeed when it is run again; a row that is newer than the snapshot, for which the transaction was rolled back; the
+#: server's limit on a statement's time.
+Meaning = Literal["missing", "no column", "denied", "duplicate", "conflict", "newer row", "interrupted"]
+#: ``failed``: it can only be rolled back. ``closed``: the connection is.
+TransactionState = Literal["open", "ended", "failed", "closed"]
 #: raised by a driver's own time limit, such as asyncpg's command_timeout; an OSError from Python 3.11 on
 DriverTimeout = asyncio.TimeoutError
 #: seconds after which the server disconnects a session at the head of a queue that sends nothing
@@ -58,8 +65,6 @@ class Backend:
     #: the tables are in a schema, where the migration also installs the functions that operations call; elsewhere their
     #: names have a prefix
     schemas: ClassVar[bool] = False
-    #: the options that the migration creates its tables with, by the names of reflection
-    table_options: ClassVar[Mapping[str, str]] = {}
     #: a database file has one writer at a time, and no other lock; it has no users
     single_writer: ClassVar[bool] = False
     #: a lock's key is a row of the table ``locked_keys``: a replica grants its lock, too, and PREPARE of a two-phase
@@ -77,9 +82,6 @@ class Backend:
     #: a CTE of a statement can lock rows, change them and return them, and an array can be bound and read as rows, so
     #: that several steps are one statement
     writable_ctes: ClassVar[bool] = False
-    #: the statement that releases every session lock of a connection; ``None`` without such locks
-    release_session_locks: ClassVar[str | None] = None
-
     #: at READ COMMITTED a locking search releases the locks of the rows that it skips
     releases_skipped_rows: ClassVar[bool] = True
     #: the shortest wait in a FIFO queue of waiters that the server keeps, and which a dead session leaves, in seconds;
@@ -91,9 +93,6 @@ class Backend:
     #: the marker is a savepoint, so that ``marker_lost`` releases savepoints that were made after it
     marker_is_savepoint: ClassVar[bool] = False
 
-    #: the SELECT of holders and waiters of keys; ``None`` where no table of the server lists them
-    held_keys: ClassVar[type[HeldKeys] | None] = None
-
     def translate(self, error: DBAPIError) -> LockError | None:
         """Return this library's error for one of the driver, or ``None`` where it isn't about locks."""
         raise NotImplementedError
@@ -102,31 +101,26 @@ class Backend:
         """Return an INSERT that ignores a row whose ``key`` is present; the column has a unique constraint."""
         raise NotImplementedError
 
-    def missing(self, error: DBAPIError) -> bool:
-        """Return whether the statement failed for a table, function or schema that doesn't exist."""
+    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
+        """Return an INSERT that, if a row with this ``key`` is present, locks that row and leaves it as it is.
+
+        :param key: the columns of a unique index, whose condition, if any, is that the last one isn't NULL.
+        """
         raise NotImplementedError
 
-    def denied(self, error: DBAPIError) -> bool:
-        """Return whether the user of the connection lacks a privilege."""
-        return False
-
-    def newer_than_snapshot(self, error: DBAPIError) -> bool:
-        """Return whether a row was refused, with its transaction, because it is newer than the snapshot."""
+    def meaning(self, error: DBAPIError) -> Meaning | None:
+        """Return what an error of the driver means, where this library asks for it."""
         raise NotImplementedError
+
+    def transient(self, error: DBAPIError) -> bool:
+        """Return whether the whole transaction may succeed when it is run again."""
+        return self.meaning(error) in ("conflict", "newer row")
 
     def prepare_side(self, connection: Connection, row_wait: int) -> None:
         """Set a side connection to READ COMMITTED, autocommit and short waits; only called where ``key_rows``.
 
         :param row_wait: the longest wait for a row in seconds; the server may have a longer one as its shortest.
         """
-        raise NotImplementedError
-
-    def duplicate(self, error: DBAPIError) -> bool:
-        """Return whether an INSERT failed for a duplicate key; only called where it can't ignore duplicates."""
-        raise NotImplementedError
-
-    def transient(self, error: DBAPIError) -> bool:
-        """Return whether the whole transaction may succeed when it is run again."""
         raise NotImplementedError
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
@@ -138,10 +132,6 @@ class Backend:
 
         :param key: identifies the schema.
         """
-
-    def function_variant(self, connection: Connection, schema: str) -> str:
-        """Return which variant of the functions was installed in a schema; only called where ``schemas``."""
-        raise NotImplementedError
 
     def ask_server(self, connection: Connection) -> Server:
         """Ask the server, once per engine of the app, for what decides how operations are executed.
@@ -175,10 +165,6 @@ class Backend:
 
         :raises Unsupported: with the name of the column.
         """
-
-    def wait_value(self, seconds: float) -> Any:
-        """Return a longest wait in the unit of the engine's setting, never a value that means no limit."""
-        raise NotImplementedError
 
     def begin(
         self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
@@ -224,13 +210,9 @@ class Backend:
         """Remove the marker; return whether the marked transaction had ended, or can only be rolled back."""
         return False
 
-    def transaction_ended(self, connection: Connection) -> bool:
-        """Return whether an open transaction is known to have ended, without asking the server."""
-        return False
-
-    def transaction_aborted(self, connection: Connection) -> bool:
-        """Return whether an open transaction can only be rolled back, as far as the driver knows."""
-        return False
+    def transaction_state(self, connection: Connection) -> TransactionState:
+        """Return the state of an open transaction as far as the driver knows, without asking the server."""
+        raise NotImplementedError
 
     def read_notifications(self, driver: Any) -> list[str]:
         """Return the payloads that a listening connection has received; only called where ``supports_listen``.
@@ -238,21 +220,6 @@ class Backend:
         :param driver: the driver's own connection, which has data to read.
         """
         raise NotImplementedError
-
-    def server_closed(self, connection: Connection) -> bool:
-        """Return whether the driver has seen that the connection is closed, without asking the server."""
-        return False
-
-    def statement_timeout(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
-        """Limit the statements inside to one second."""
-        return contextlib.nullcontext()
-
-    def lacks_privilege(self, error: DBAPIError) -> str | None:
-        """Return why the server didn't show the holders of keys, as the end of an error message.
-
-        ``None`` for an error that isn't about a privilege.
-        """
-        return None
 
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
@@ -278,26 +245,18 @@ class Backend:
         """Return whether the queue of a key is empty; not called where ``schemas``."""
         raise NotImplementedError
 
-    def statement_interrupted(self, error: DBAPIError) -> bool:
-        """Return whether the server's limit on a statement's time ended this one."""
-        return False
 
-    def refuse_autocommit(self, what: str) -> Unsupported:
-        return Unsupported(
-            f"{what} on a {self.name} connection in autocommit would end with its own statement: "
-            "execute it inside a transaction, or use Locks"
-        )
+def not_writable(engine: str) -> NotWritable:
+    """Return the error of a connection that can't write.
 
-    def not_installed(self) -> NotInstalled:
-        return NotInstalled(
-            "the tables or functions of sqlalchemy-locks are not in this database, or not all of them: install them "
-            "in the way that the app uses (`alembic upgrade heads`, after `op.upgrade_locks` in a revision of your own "
-            "or with the shipped revisions; `sqlalchemy-locks install`; or `sl.metadata().create_all(engine)`), or "
-            "name the schema or prefix that they were installed under; `sqlalchemy-locks check` tells which it is"
-        )
+    :param engine: the name of its backend.
+    """
+    return NotWritable(
+        f"{engine} answered that this connection can't write (a standby, a replica, or a read-only transaction), where "
+        "a lock has no effect on the primary: use a read-write transaction on the primary"
+    )
 
-    def not_writable(self) -> NotWritable:
-        return NotWritable(
-            f"{self.name} answered that this connection can't write (a standby, a replica, or a read-only "
-            "transaction), where a lock has no effect on the primary: use a read-write transaction on the primary"
-        )
+
+def milliseconds(seconds: float) -> int:
+    """Return a longest wait in the unit of PostgreSQL's ``lock_timeout``, where 0 would be no limit."""
+    return max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))

@@ -9,14 +9,8 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-#: the oldest version that has every feature used here, and the oldest version that is supported
-_OLDEST: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
-    "PostgreSQL": ((12,), (15,)),
-    "YugabyteDB": ((), ()),
-    "MySQL": ((8, 0, 13), (8, 0, 13)),
-    "MariaDB": ((10, 6), (10, 6)),
-    "SQLite": ((3, 35), (3, 35)),
-}
+#: the oldest version that is supported
+_OLDEST = {"PostgreSQL": (15,), "YugabyteDB": (), "MySQL": (8, 0, 13), "MariaDB": (10, 6), "SQLite": (3, 35)}
 Level = Literal["ok", "warning", "problem"]
 #: isolation levels at which a statement reads what was committed before it began
 COMMITTED = ("READ COMMITTED", "READ UNCOMMITTED")
@@ -39,13 +33,9 @@ def version_finding(name: str, version: str) -> Finding:
 
     :param version: as the server spells it.
     """
-    usable, supported = _OLDEST[name]
-    numbers = tuple(int(part) for part in re.findall(r"\d+", version)[:3])
+    oldest = _OLDEST[name]
     what = f"{name} {version}"
-    if numbers < usable:
-        dotted = ".".join(map(str, usable))
-        return Finding("version", "problem", f"{what} lacks what is needed: {dotted} is the oldest that has it")
-    if numbers < supported:
-        dotted = ".".join(map(str, supported))
-        return Finding("version", "warning", f"{what} is older than the oldest supported version, {dotted}")
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:3]) < oldest:
+        dotted = ".".join(map(str, oldest))
+        return Finding("version", "problem", f"{what} is older than the oldest supported version, {dotted}")
     return Finding("version", "ok", what)

@@ -6,23 +6,22 @@ from typing import Any
 
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.dialects.mysql import MySQL
-from sqlalchemy_locks.sql.elements import ContendedKeys
+from sqlalchemy_locks.dialects.mysql import MySQL, held_keys
+from sqlalchemy_locks.sql.elements import HeldKeys
 
 
 class MariaDB(MySQL):
     name = "MariaDB"
     releases_skipped_rows = False  # when it searches by a secondary index
-    held_keys = ContendedKeys
-    limit = ("max_statement_time", 1)
     level_setting = "tx_isolation"
     shortest_row_wait = 0
 
 
 # a mysql:// URL to MariaDB compiles under the name "mysql"
-@compiles(ContendedKeys, "mysql")
-@compiles(ContendedKeys, "mariadb")
-def _contended_keys(element: ContendedKeys, compiler: Any, **kw: Any) -> str:
+@compiles(HeldKeys, "mysql", "mariadb")
+def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
+    if not compiler.dialect.is_mariadb:
+        return held_keys(element, compiler, **kw)
     utc = "CONVERT_TZ({}, 'SYSTEM', '+00:00')"
     return (
         "SELECT CAST(held.lock_data AS SIGNED) AS `key`,"

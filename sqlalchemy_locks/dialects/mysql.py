@@ -13,7 +13,7 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.dialects.base import IDLE, Backend, Server
+from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, TransactionState, not_writable
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import set_level
 from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
@@ -33,6 +33,7 @@ from sqlalchemy_locks.sql.elements import (
     PlainReads,
     ReadCommitted,
     ReadUncommitted,
+    ReleaseSessionLocks,
     SessionLock,
     SessionUnlock,
     TakeRow,
@@ -69,25 +70,33 @@ _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
 _TABLE_READ_ONLY = "errno: 165"
 #: the transaction's level can't be set while it is in progress
 _IN_PROGRESS = 1568
-_LACKS_PRIVILEGE = "to this user, which needs SELECT on performance_schema (MariaDB: the privilege PROCESS)"
+_MEANINGS: dict[Any, Meaning] = {
+    1020: "newer row",
+    1044: "denied",
+    1062: "duplicate",
+    1142: "denied",
+    1143: "denied",
+    1146: "missing",
+    1213: "conflict",
+    1227: "denied",
+    1305: "conflict",  # a deadlock has rolled the savepoint back, with everything before it
+    1317: "interrupted",
+    1969: "interrupted",
+    3024: "interrupted",
+}
 
 
 class MySQL(Backend):
     name = "MySQL"
     family = "mysql"
-    table_options = {"engine": "InnoDB", "collate": "utf8mb4_bin"}
     key_rows = True
     stale_reads = True
     marker_is_savepoint = True
-    held_keys = HeldKeys
-    #: the setting that limits the time of a SELECT, and its value for one second
-    limit: ClassVar[tuple[str, int]] = ("max_execution_time", 1000)
     #: the setting of a session's isolation level
     level_setting: ClassVar[str] = "transaction_isolation"
     #: the smallest innodb_lock_wait_timeout, in seconds
     shortest_row_wait: ClassVar[int] = 1
     shortest_queue_wait = 1
-    release_session_locks = "SELECT RELEASE_ALL_LOCKS()"
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
         return TakeRow(table)
@@ -97,18 +106,11 @@ class MySQL(Backend):
         if code in (1205, 3572):
             return LockTimeout("the lock was not free in time (innodb_lock_wait_timeout, or NOWAIT)")
         if code in (1036, 1290, 1792, 1836) or (code == 1015 and _TABLE_READ_ONLY in str(error.orig)):
-            return self.not_writable()
+            return not_writable(self.name)
         return None
 
-    def missing(self, error: DBAPIError) -> bool:
-        return bool(_errno(error) == 1146)
-
-    def denied(self, error: DBAPIError) -> bool:
-        return _errno(error) in (1044, 1142, 1143)
-
-    def transient(self, error: DBAPIError) -> bool:
-        # 1305: a deadlock has rolled the savepoint back, with everything before it
-        return _errno(error) in (1213, 1020, 1305)
+    def meaning(self, error: DBAPIError) -> Meaning | None:
+        return _MEANINGS.get(_errno(error))
 
     def ask_server(self, connection: Connection) -> Server:
         if connection.exec_driver_sql("SELECT @@innodb_rollback_on_timeout").scalar():
@@ -165,28 +167,28 @@ class MySQL(Backend):
         if self.autocommit(connection):
             # until it returns to the pool, which restores autocommit, and no level of the session
             set_level(connection, connection.default_isolation_level)
-        transaction = self._begin_read_committed(connection)
+        transaction = self._begin_read_committed(connection) or self._begin_read_committed(connection)
+        if transaction is None:
+            raise Unsupported(
+                'a listener of "begin" or "before_cursor_execute" opens the transaction before Locks sets its '
+                f'isolation level, which {self.name} refuses afterwards: do it in a listener of "checkout" instead'
+            )
         # the server's variable still has the session's level, so the connection has to remember this one
         connection.execution_options(locks_read_committed=True)
         return transaction
 
-    def _begin_read_committed(self, connection: Connection) -> RootTransaction:
+    def _begin_read_committed(self, connection: Connection) -> RootTransaction | None:
+        """Begin; ``None`` where the app's connect or checkout listener had left a transaction open, which is ended."""
+        transaction = connection.begin()
         try:
-            return _begin_read_committed(connection)
+            # for this transaction only: the session's own level stays as it is
+            connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
         except DBAPIError as error:
             if _errno(error) != _IN_PROGRESS:
                 raise
-        # the app's connect or checkout listener has read something, and left its transaction open
-        connection.rollback()
-        try:
-            return _begin_read_committed(connection)
-        except DBAPIError as error:
-            if _errno(error) != _IN_PROGRESS:
-                raise
-            raise Unsupported(
-                'a listener of "begin" or "before_cursor_execute" opens the transaction before Locks sets its '
-                f'isolation level, which {self.name} refuses afterwards: do it in a listener of "checkout" instead'
-            ) from error
+            connection.rollback()
+            return None
+        return transaction
 
     def set_marker(self, connection: Connection) -> None:
         connection.exec_driver_sql(f"SAVEPOINT {_MARKER}")
@@ -202,13 +204,16 @@ class MySQL(Backend):
             raise
         return False
 
-    def transaction_ended(self, connection: Connection) -> bool:
+    def transaction_state(self, connection: Connection) -> TransactionState:
         driver: Any = connection.connection.driver_connection
+        if hasattr(driver, "closed"):  # aiomysql
+            closed = driver.closed
+        else:  # pymysql; asyncmy
+            closed = not (driver.open if hasattr(driver, "open") else getattr(driver, "connected", True))
+        if closed:
+            return "closed"
         status = getattr(driver, "server_status", None)
-        return status is not None and not status & _IN_TRANSACTION
-
-    def newer_than_snapshot(self, error: DBAPIError) -> bool:
-        return bool(_errno(error) == 1020)
+        return "open" if status is None or status & _IN_TRANSACTION else "ended"
 
     def prepare_side(self, connection: Connection, row_wait: int) -> None:
         # the longest wait for the table, too: an ALTER that waits for the caller's transaction blocks this connection,
@@ -217,28 +222,6 @@ class MySQL(Backend):
             f"SET SESSION autocommit = 1, {self.level_setting} = 'READ-COMMITTED', lock_wait_timeout = 1,"
             f" innodb_lock_wait_timeout = {max(row_wait, self.shortest_row_wait)}"
         )
-
-    def duplicate(self, error: DBAPIError) -> bool:
-        return bool(_errno(error) == 1062)
-
-    def server_closed(self, connection: Connection) -> bool:
-        driver: Any = connection.connection.driver_connection
-        if hasattr(driver, "closed"):  # aiomysql
-            return bool(driver.closed)
-        return not (driver.open if hasattr(driver, "open") else getattr(driver, "connected", True))  # pymysql; asyncmy
-
-    @contextlib.contextmanager
-    def statement_timeout(self, connection: Connection) -> Iterator[None]:
-        limit, second = self.limit
-        connection.exec_driver_sql(f"SET @sqlalchemy_locks_limit = @@session.{limit}, SESSION {limit} = {second}")
-        try:
-            yield
-        finally:
-            if not connection.invalidated:
-                connection.exec_driver_sql(f"SET SESSION {limit} = @sqlalchemy_locks_limit")
-
-    def lacks_privilege(self, error: DBAPIError) -> str | None:
-        return _LACKS_PRIVILEGE if _errno(error) in (1142, 1227) else None
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         connection.execute(_IDLE)
@@ -251,16 +234,10 @@ class MySQL(Backend):
     def queue_is_free(self, connection: Connection, key: int) -> bool:
         return bool(connection.execute(_QUEUE_FREE, {"key": key}).scalar())
 
-    def statement_interrupted(self, error: DBAPIError) -> bool:
-        return _errno(error) in (1317, 3024, 1969)
-
-    def wait_value(self, seconds: float) -> int:
-        # InnoDB waits in whole seconds; in a strict sql_mode MariaDB refuses more than three years
-        return max(1, math.ceil(min(seconds, 100_000_000)))
-
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
-        connection.execute(_WAIT, {"wait": self.wait_value(seconds)})
+        # InnoDB waits in whole seconds; in a strict sql_mode MariaDB refuses more than three years
+        connection.execute(_WAIT, {"wait": max(1, math.ceil(min(seconds, 100_000_000)))})
         try:
             yield
         finally:
@@ -268,39 +245,28 @@ class MySQL(Backend):
                 connection.execute(_RESTORE)
 
 
-def _begin_read_committed(connection: Connection) -> RootTransaction:
-    transaction = connection.begin()
-    # for the next transaction only: the session's own level stays as it is
-    connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
-    return transaction
-
-
 def _errno(error: DBAPIError) -> Any:
     args = getattr(error.orig, "args", ())
     return args[0] if args else None
 
 
-@compiles(TakeRow, "mysql")
-@compiles(TakeRow, "mariadb")
+@compiles(TakeRow, "mysql", "mariadb")
 def _take_row(element: TakeRow, compiler: Any, **kw: Any) -> str:
     (key,) = (compiler.preparer.format_column(column) for column in element.table.primary_key)
     return f"{compiler.visit_insert(element, **kw)} ON DUPLICATE KEY UPDATE {key} = {key}"
 
 
-@compiles(ReadCommitted, "mysql")
-@compiles(ReadCommitted, "mariadb")
+@compiles(ReadCommitted, "mysql", "mariadb")
 def _read_committed(element: ReadCommitted, compiler: Any, **kw: Any) -> str:
     return f"{_isolation(compiler)} IN ('READ-COMMITTED', 'READ-UNCOMMITTED')"
 
 
-@compiles(ReadUncommitted, "mysql")
-@compiles(ReadUncommitted, "mariadb")
+@compiles(ReadUncommitted, "mysql", "mariadb")
 def _read_uncommitted(element: ReadUncommitted, compiler: Any, **kw: Any) -> str:
     return f"{_isolation(compiler)} = 'READ-UNCOMMITTED'"
 
 
-@compiles(PlainReads, "mysql")
-@compiles(PlainReads, "mariadb")
+@compiles(PlainReads, "mysql", "mariadb")
 def _plain_reads(element: PlainReads, compiler: Any, **kw: Any) -> str:
     return f"{_isolation(compiler)} <> 'SERIALIZABLE'"
 
@@ -309,35 +275,29 @@ def _isolation(compiler: Any) -> str:
     return f"@@session.{'tx_isolation' if compiler.dialect.is_mariadb else 'transaction_isolation'}"
 
 
-@compiles(Instant, "mysql")
-@compiles(Instant, "mariadb")
+@compiles(Instant, "mysql", "mariadb")
 def _instant(element: Instant, compiler: Any, **kw: Any) -> str:
     return "DATETIME(6)"
 
 
-@compiles(StatementStart, "mysql")
-@compiles(StatementStart, "mariadb")
-@compiles(Now, "mysql")
-@compiles(Now, "mariadb")
+@compiles(StatementStart, "mysql", "mariadb")
+@compiles(Now, "mysql", "mariadb")
 def _now(element: Any, compiler: Any, **kw: Any) -> str:
     return "(UTC_TIMESTAMP(6))"
 
 
-@compiles(PlusSeconds, "mysql")
-@compiles(PlusSeconds, "mariadb")
+@compiles(PlusSeconds, "mysql", "mariadb")
 def _plus_seconds(element: PlusSeconds, compiler: Any, **kw: Any) -> str:
     instant, seconds = (compiler.process(part, **kw) for part in element.clauses)
     return f"TIMESTAMPADD(MICROSECOND, {seconds} * 1000000, {instant})"
 
 
-@compiles(Epoch, "mysql")
-@compiles(Epoch, "mariadb")
+@compiles(Epoch, "mysql", "mariadb")
 def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
     return f"({_ticks(compiler)} DIV 10000000 - 12219292800)"
 
 
-@compiles(NowAfterWait, "mysql")
-@compiles(NowAfterWait, "mariadb")
+@compiles(NowAfterWait, "mysql", "mariadb")
 def _now_after_wait(element: NowAfterWait, compiler: Any, **kw: Any) -> str:
     microseconds = f"{_ticks(compiler)} DIV 10 - 12219292800000000"
     return f"TIMESTAMPADD(MICROSECOND, {microseconds}, TIMESTAMP'1970-01-01 00:00:00')"
@@ -358,36 +318,32 @@ def _ticks(compiler: Any) -> str:
     return f"CAST(CONV({digits}, 16, 10) AS UNSIGNED)"
 
 
-@compiles(DeleteByKey, "mysql")
-@compiles(DeleteByKey, "mariadb")
+@compiles(DeleteByKey, "mysql", "mariadb")
 def _delete_by_key(element: DeleteByKey, compiler: Any, **kw: Any) -> str:
     table = compiler.preparer.format_table(element.table)
     head, where, rest = compiler.visit_delete(element, **kw).partition(" WHERE ")
     return f"{head} USING {table} FORCE INDEX (PRIMARY){where}{rest}"
 
 
-@compiles(SecondsAgo, "mysql")
-@compiles(SecondsAgo, "mariadb")
+@compiles(SecondsAgo, "mysql", "mariadb")
 def _seconds_ago(element: SecondsAgo, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"TIMESTAMPADD(MICROSECOND, ROUND({seconds} * -1000000), UTC_TIMESTAMP(6))"
 
 
-@compiles(Elapsed, "mysql")
-@compiles(Elapsed, "mariadb")
+@compiles(Elapsed, "mysql", "mariadb")
 def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
     (instant,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"TIMESTAMPDIFF(SECOND, {instant}, UTC_TIMESTAMP(6))"
 
 
-@compiles(Writable, "mysql")
-@compiles(Writable, "mariadb")
+@compiles(Writable, "mysql", "mariadb")
 def _writable(element: Writable, compiler: Any, **kw: Any) -> str:
     return _WRITABLE
 
 
-@compiles(HeldKeys, "mysql")
-def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
+def held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
+    """Return the SQL of holders and waiters on MySQL."""
     # not innodb_trx, which takes one more privilege and has whole seconds of the server's own zone
     ago = "TIMESTAMPADD(MICROSECOND, -({}) DIV 1000000, UTC_TIMESTAMP(6))"
     began = (
@@ -424,18 +380,21 @@ def _session_name(key: str) -> str:
     return f"SHA2(CONCAT_WS(':', 'sqlalchemy_locks.session', DATABASE(), {key}), 256)"
 
 
-@compiles(SessionLock, "mysql")
-@compiles(SessionLock, "mariadb")
+@compiles(SessionLock, "mysql", "mariadb")
 def _session_lock(element: SessionLock, compiler: Any, **kw: Any) -> str:
     key, wait = (compiler.process(part, **kw) for part in element.clauses)
     return f"CASE WHEN {_WRITABLE} THEN GET_LOCK({_session_name(key)}, {wait}) ELSE 'refused' END"
 
 
-@compiles(SessionUnlock, "mysql")
-@compiles(SessionUnlock, "mariadb")
+@compiles(SessionUnlock, "mysql", "mariadb")
 def _session_unlock(element: SessionUnlock, compiler: Any, **kw: Any) -> str:
     (key,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"RELEASE_LOCK({_session_name(key)})"
+
+
+@compiles(ReleaseSessionLocks, "mysql", "mariadb")
+def _release_session_locks(element: ReleaseSessionLocks, compiler: Any, **kw: Any) -> str:
+    return "RELEASE_ALL_LOCKS()"
 
 
 BACKEND = MySQL()

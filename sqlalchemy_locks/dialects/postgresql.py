@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, Column, Insert, Table, bindparam, text
+from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
-from sqlalchemy_locks.dialects.base import IDLE, Backend, Server
+from sqlalchemy_locks.dialects.base import (
+    IDLE,
+    Backend,
+    Meaning,
+    Server,
+    TransactionState,
+    milliseconds,
+    not_writable,
+)
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
 from sqlalchemy_locks.dialects.connections import begins_read_committed, set_level
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, OutcomeUnknown, StaleSnapshot, Unsupported
-from sqlalchemy_locks.sql.elements import HeldKeys
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
 _RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
-_VERSION = text("SELECT version()")
-_STATEMENT_TIMEOUT = text("SELECT set_config('statement_timeout', '1s', true)")
 _JOIN = text(
     f"SELECT set_config('idle_in_transaction_session_timeout', '{IDLE}s', true), "
     "CAST(pg_advisory_xact_lock(:key) AS TEXT)"
@@ -34,23 +39,30 @@ _INSTALL_LOCK = text(
     "SELECT CASE WHEN strpos(version(), '-YB-') = 0 THEN CAST(pg_advisory_xact_lock(:key) AS TEXT) END"
 ).bindparams(bindparam("key", type_=BigInteger()))
 
-_LOCKED_KEYS_KIND = text(
-    """
-    SELECT relkind::text FROM pg_catalog.pg_class
-    JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace
-    WHERE nspname = :schema AND relname = 'locked_keys'
-    """
-)
-
 _SERVER = text(
     "SELECT version() AS version, pg_backend_pid() AS pid, current_setting('transaction_isolation') AS level, "
     "current_setting('default_transaction_isolation') AS default_level"
 )
-#: libpq's PQTRANS_IDLE, PQTRANS_INTRANS, PQTRANS_INERROR
-_IDLE, _IN_TRANSACTION, _IN_ERROR = 0, 2, 3
+_IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
+#: by libpq's PQTRANS_IDLE and PQTRANS_INERROR
+_STATES: dict[int, TransactionState] = {0: "ended", 3: "failed"}
 #: what PostgreSQL says of a prepared statement whose columns have other types since
 _PLAN_CHANGED = "cached plan must not change result type"
 _READ_COMMITTED = "read committed"
+#: by SQLSTATE
+_MEANINGS: dict[str | None, Meaning] = {
+    "40001": "conflict",
+    "40P01": "conflict",
+    "42501": "denied",
+    "42703": "no column",
+    "42883": "missing",
+    "42P01": "missing",
+    "3F000": "missing",
+    "57014": "interrupted",
+}
+#: YugabyteDB before 2.25 says the first of a deadlock, without a SQLSTATE; the others are of a statement that was
+#: prepared before the schema changed: psycopg's and asyncpg's, which is prepared again
+_CONFLICTS = ("aborted while waiting for locks", _PLAN_CHANGED, "cached statement plan is invalid")
 _POOLER = (
     "a pooler such as PgBouncer is between here and the server. Locks that end with their transaction work in "
     "transaction mode, too; session locks (session_exclusive) are refused, and workers poll, unless the engine's "
@@ -70,8 +82,6 @@ class PostgreSQL(Backend):
     returning = True
     writable_ctes = True
     partial_indexes = True
-    held_keys: ClassVar[type[HeldKeys] | None] = HeldKeys
-    release_session_locks = "SELECT pg_advisory_unlock_all()"
 
     def translate(self, error: DBAPIError) -> LockError | None:
         code = _sqlstate(error)
@@ -82,43 +92,34 @@ class PostgreSQL(Backend):
         if code == "SL003":
             return StaleSnapshot(_sentence(error))
         if code == "25006":
-            return self.not_writable()
+            return not_writable(self.name)
         return None
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
-        from sqlalchemy.dialects.postgresql import insert  # not loaded before it is needed
-
         return insert(table).on_conflict_do_nothing(index_elements=[key])
 
-    def missing(self, error: DBAPIError) -> bool:
-        return _sqlstate(error) in ("42883", "42P01", "3F000")
+    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
+        inserting, last = insert(table), key[-1]
+        return inserting.on_conflict_do_update(
+            index_elements=key, index_where=last.is_not(None), set_={last.name: inserting.excluded[last.key]}
+        )
 
-    def denied(self, error: DBAPIError) -> bool:
-        return _sqlstate(error) == "42501"
-
-    def transient(self, error: DBAPIError) -> bool:
-        # YugabyteDB before 2.25 says so of a deadlock, without a SQLSTATE; the others are of a statement that
-        # was prepared before the schema changed: psycopg's and asyncpg's, which is prepared again
-        phrases = ("aborted while waiting for locks", _PLAN_CHANGED, "cached statement plan is invalid")
-        return _sqlstate(error) in ("40001", "40P01") or any(phrase in str(error.orig) for phrase in phrases)
+    def meaning(self, error: DBAPIError) -> Meaning | None:
+        if any(phrase in str(error.orig) for phrase in _CONFLICTS):
+            return "conflict"
+        return _MEANINGS.get(_sqlstate(error))
 
     def serialize_install(self, connection: Connection, key: int) -> None:
         # IF NOT EXISTS and OR REPLACE fail if two sessions look at the same time and neither finds the object
         _at_once(connection, _INSTALL_LOCK, {"key": key})
 
-    def function_variant(self, connection: Connection, schema: str) -> str:
-        if _yugabytedb_version(connection) is not None:
-            return "yugabytedb"
-        kind = connection.scalar(_LOCKED_KEYS_KIND, {"schema": schema})
-        return "table" if kind in ("r", "p") else "advisory"
-
     def findings(self, connection: Connection) -> Iterator[Finding]:
         def ask(sql: str) -> Any:
             return connection.exec_driver_sql(sql).scalar()
 
-        yugabyte = _yugabytedb_version(connection)
-        if yugabyte is not None:
-            yield version_finding("YugabyteDB", yugabyte)
+        server = self.ask_server(connection)
+        if server.yugabytedb is not None:
+            yield version_finding("YugabyteDB", server.yugabytedb)
         else:
             yield version_finding("PostgreSQL", str(ask("SHOW server_version")).split()[0])
         if ask("SELECT pg_is_in_recovery()"):
@@ -135,10 +136,9 @@ class PostgreSQL(Backend):
         else:
             says = f"sessions begin at {level}, where a lock in a session of yours is refused; Locks sets its own level"
             yield Finding("isolation", "warning", says)
-        if yugabyte is not None:
+        if server.yugabytedb is not None:
             yield from yugabyte_findings(connection, level)
-        pid = initial_server_pid(connection.connection.driver_connection)
-        if pid is not None and pid != ask("SELECT pg_backend_pid()"):
+        if server.pooled:
             yield Finding("pooler", "warning", _POOLER)
 
     def require_time_zone(self, what: str, columns: Iterable[Column[Any]]) -> None:
@@ -156,20 +156,16 @@ class PostgreSQL(Backend):
         raw: Any = connection.connection.dbapi_connection
         return bool(raw.autocommit)
 
-    def _is_idle(self, connection: Connection) -> bool:
-        """Return whether no transaction is open on the server, as far as the driver knows."""
-        driver: Any = connection.connection.driver_connection
-        status = _transaction_status(driver)
-        return not driver.is_in_transaction() if status is None else status == _IDLE
-
     def ask_server(self, connection: Connection) -> Server:
         row = _at_once(connection, _SERVER).one()
         yugabytedb = re.search(r"-YB-([\d.]*)", row.version)
-        # a pooler sends each client the id of a process that doesn't exist; it doesn't say in which mode it is
-        pid = initial_server_pid(connection.connection.driver_connection)
+        driver: Any = connection.connection.driver_connection
+        # the id that the server sent at first: a pooler invents one, and doesn't say in which mode it is
+        asyncpg = hasattr(driver, "get_server_pid")
+        pid = driver.get_server_pid() if asyncpg else driver.info.backend_pid
         return Server(
             yugabytedb=None if yugabytedb is None else yugabytedb[1],
-            pooled=pid is not None and pid != row.pid,
+            pooled=pid != row.pid,
             begins_read_committed=row.level == _READ_COMMITTED,
             autocommits_read_committed=row.default_level == _READ_COMMITTED,
         )
@@ -185,7 +181,7 @@ class PostgreSQL(Backend):
             if not set_read_committed:
                 return begun
             connection.rollback()  # the level of an open transaction can't be set
-        if set_read_committed and self._is_idle(connection):
+        if set_read_committed and self.transaction_state(connection) == "ended":
             set_level(connection, "READ COMMITTED")
         return connection.begin()
 
@@ -199,7 +195,7 @@ class PostgreSQL(Backend):
             and not (server.pooled and connection.dialect.driver == "asyncpg")
             and not connection.in_transaction()
             and not connection.dispatch.begin
-            and self._is_idle(connection)
+            and self.transaction_state(connection) == "ended"
         )
 
     @contextlib.contextmanager
@@ -213,7 +209,7 @@ class PostgreSQL(Backend):
             try:
                 raw.autocommit = begun = True
                 yield
-                if not self._is_idle(connection):  # psycopg2 commits nothing in autocommit
+                if self.transaction_state(connection) != "ended":  # psycopg2 commits nothing in autocommit
                     raise OutcomeUnknown(
                         "a listener of the app's began a transaction around a statement in autocommit, which nothing "
                         "commits: the statement is rolled back, unless it was executed before that; begin none in "
@@ -230,7 +226,7 @@ class PostgreSQL(Backend):
             finally:
                 # the reply has been read, or there is an error that says more than one of these
                 with contextlib.suppress(DBAPIError, errors):
-                    if not connection.invalidated and self._is_idle(connection):
+                    if not connection.invalidated and self.transaction_state(connection) == "ended":
                         connection.rollback()  # SQLAlchemy's own view
                         raw.autocommit = autocommit
                         restored = True
@@ -243,9 +239,8 @@ class PostgreSQL(Backend):
         # COMMIT of a failed transaction is a ROLLBACK without an error: code that ignored the first error would never
         # know. Nor would code that has sent a COMMIT itself.
         driver: Any = connection.connection.driver_connection
-        status = _transaction_status(driver)
-        if status is not None:
-            return status != _IN_TRANSACTION
+        if hasattr(driver, "info"):  # libpq knows whether it has failed; asyncpg doesn't
+            return int(driver.info.transaction_status) != _IN_TRANSACTION
         if not driver.is_in_transaction():
             return True
         try:
@@ -256,12 +251,14 @@ class PostgreSQL(Backend):
             return True
         return False
 
-    def transaction_ended(self, connection: Connection) -> bool:
+    def transaction_state(self, connection: Connection) -> TransactionState:
+        driver: Any = connection.connection.driver_connection
+        if driver.is_closed() if hasattr(driver, "is_closed") else driver.closed:  # asyncpg; psycopg, psycopg2
+            return "closed"
+        if not hasattr(driver, "info"):  # asyncpg
+            return "open" if driver.is_in_transaction() else "ended"
         # psycopg begins another transaction by itself after a COMMIT that was executed as a statement
-        return self._is_idle(connection)
-
-    def transaction_aborted(self, connection: Connection) -> bool:
-        return _transaction_status(connection.connection.driver_connection) == _IN_ERROR
+        return _STATES.get(int(driver.info.transaction_status), "open")
 
     def read_notifications(self, driver: Any) -> list[str]:
         if hasattr(driver, "pgconn"):  # psycopg, of either kind
@@ -275,37 +272,16 @@ class PostgreSQL(Backend):
         driver.notifies.clear()
         return payloads
 
-    def server_closed(self, connection: Connection) -> bool:
-        driver: Any = connection.connection.driver_connection
-        return bool(driver.is_closed() if hasattr(driver, "is_closed") else driver.closed)  # asyncpg; psycopg, psycopg2
-
-    @contextlib.contextmanager
-    def statement_timeout(self, connection: Connection) -> Iterator[None]:
-        _at_once(connection, _STATEMENT_TIMEOUT)  # ends with the transaction
-        yield
-
-    def lacks_privilege(self, error: DBAPIError) -> str | None:
-        if _sqlstate(error) != "42703":  # the view's place is taken by a table of keys
-            return None
-        # a postgresql:// URL may lead to YugabyteDB
-        return "where the table bodies are installed, as on YugabyteDB: their locks are row locks, which no table lists"
-
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         # of the transaction: the lock ends with it, and so does the setting
         with self.bounded(connection, seconds):
             _at_once(connection, _JOIN, {"key": key})
         return True
 
-    def statement_interrupted(self, error: DBAPIError) -> bool:
-        return _sqlstate(error) == "57014"
-
-    def wait_value(self, seconds: float) -> int:
-        return max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))
-
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
         local = not self.autocommit(connection)
-        was = _at_once(connection, _WAIT, {"wait": str(self.wait_value(seconds)), "local": local}).scalar()
+        was = _at_once(connection, _WAIT, {"wait": str(milliseconds(seconds)), "local": local}).scalar()
         try:
             yield
         except BaseException:
@@ -319,20 +295,6 @@ class PostgreSQL(Backend):
 def _at_once(connection: Connection, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:
     """Execute a statement now; with ``stream_results`` it would be when its rows are fetched, and in no autocommit."""
     return connection.execute(statement, values, execution_options={"stream_results": False, "yield_per": None})
-
-
-def _yugabytedb_version(connection: Connection) -> str | None:
-    """Return the version of YugabyteDB, to which a ``postgresql://`` URL may lead; ``None`` for PostgreSQL."""
-    match = re.search(r"-YB-([\d.]*)", str(_at_once(connection, _VERSION).scalar()))
-    return None if match is None else match[1]
-
-
-def _transaction_status(driver: Any) -> int | None:
-    """Return libpq's state of the transaction; ``None`` with asyncpg, which has none."""
-    if (pgconn := getattr(driver, "pgconn", None)) is not None:  # psycopg's info is made anew at each look
-        return int(pgconn.transaction_status)
-    info = getattr(driver, "info", None)
-    return None if info is None else int(info.transaction_status)
 
 
 def yugabyte_findings(connection: Connection, level: str) -> Iterator[Finding]:
@@ -364,14 +326,6 @@ def yugabyte_findings(connection: Connection, level: str) -> Iterator[Finding]:
     if ask("SELECT current_setting('yb_silence_advisory_locks_not_supported_error', true)") == "on":
         says = "yb_silence_advisory_locks_not_supported_error is on: session locks are refused, as they would not lock"
         yield Finding("advisory locks", "warning", says)
-
-
-def initial_server_pid(driver: Any) -> int | None:
-    """Return the process id that the server sent when the driver connected; a pooler invents one."""
-    if hasattr(driver, "get_server_pid"):  # asyncpg
-        return int(driver.get_server_pid())
-    pid = getattr(getattr(driver, "info", None), "backend_pid", None)
-    return None if pid is None else int(pid)
 
 
 def _sqlstate(error: DBAPIError) -> str | None:

@@ -8,21 +8,22 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Column, Insert, Table
+from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Connection, RootTransaction
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import CompileError, DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.util import await_only
 
-from sqlalchemy_locks.dialects.base import Backend, Server
+from sqlalchemy_locks.dialects.base import Backend, Meaning, Server, TransactionState, not_writable
 from sqlalchemy_locks.dialects.checks import Finding, version_finding
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, Unsupported
 from sqlalchemy_locks.sql.clock import Elapsed, Epoch, Now, NowAfterWait, PlusSeconds, SecondsAgo, StatementStart
-from sqlalchemy_locks.sql.elements import InsertAbsent
+from sqlalchemy_locks.sql.elements import HOLDERS_UNAVAILABLE, HeldKeys, InsertAbsent, SessionLock, SessionUnlock
 
 T = TypeVar("T")
 
@@ -50,19 +51,22 @@ class SQLite(Backend):
         if "database is locked" in message or "database table is locked" in message:
             return LockTimeout("the database is locked by another writer (busy timeout)")
         if "readonly database" in message:
-            return self.not_writable()
+            return not_writable(self.name)
         return None
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
-        from sqlalchemy.dialects.sqlite import insert  # not loaded before it is needed
-
         return insert(table).on_conflict_do_nothing(index_elements=[key])
 
-    def missing(self, error: DBAPIError) -> bool:
-        return "no such table" in str(error.orig)
+    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
+        inserting, last = insert(table), key[-1]
+        return inserting.on_conflict_do_update(
+            index_elements=key, index_where=last.is_not(None), set_={last.name: inserting.excluded[last.key]}
+        )
 
-    def transient(self, error: DBAPIError) -> bool:
-        return "is locked" in str(error.orig)
+    def meaning(self, error: DBAPIError) -> Meaning | None:
+        if "no such table" in str(error.orig):
+            return "missing"
+        return "conflict" if "is locked" in str(error.orig) else None
 
     @contextlib.contextmanager
     def committing(self, connection: Connection, wait: float | None) -> Iterator[None]:
@@ -94,14 +98,8 @@ class SQLite(Backend):
     def marker_lost(self, connection: Connection) -> bool:
         return not in_transaction(connection)  # a full disk or an I/O error ends it
 
-    def transaction_ended(self, connection: Connection) -> bool:
-        return not in_transaction(connection)  # the driver begins another one with the next write
-
-    def error_rolled_back(self, error: Exception) -> bool:
-        return True  # ON CONFLICT ROLLBACK, RAISE(ROLLBACK), a full disk: an error never commits
-
-    def wait_value(self, seconds: float) -> int:
-        return math.ceil(min(seconds * 1000, 2**31 - 1))
+    def transaction_state(self, connection: Connection) -> TransactionState:
+        return "open" if in_transaction(connection) else "ended"  # the driver begins another one with the next write
 
     def begin(
         self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
@@ -149,10 +147,6 @@ class SQLite(Backend):
     def take_write_lock(self, connection: Connection, take: Callable[[], T]) -> T:
         if in_transaction(connection) and connection.get_transaction() in _writers:
             return take()
-        raw: Any = connection.connection.driver_connection
-        if raw.isolation_level is None and not in_transaction(connection):
-            # in autocommit, where the statement also commits: while SQLite waits for readers, it admits no new ones
-            return take()
         return take_write_lock(connection, take)
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
@@ -194,7 +188,7 @@ class _BusyTimeout:
         return self
 
     def set(self, seconds: float) -> None:
-        _driver_rows(self._connection, f"PRAGMA busy_timeout = {BACKEND.wait_value(seconds)}")
+        _driver_rows(self._connection, f"PRAGMA busy_timeout = {math.ceil(min(seconds * 1000, 2**31 - 1))}")
 
     def __exit__(self, *_: object) -> None:
         if not self._connection.invalidated:
@@ -255,8 +249,8 @@ def _pause(connection: Connection, seconds: float) -> None:
 
 
 def _busy(error: Exception) -> bool:
-    """Return whether a locked file caused the error, which an app's ``handle_error`` may have replaced."""
-    cause = error.orig if isinstance(error, DBAPIError) else error.__cause__
+    """Return whether a locked file caused the error."""
+    cause = getattr(error, "orig", None)
     return "database is locked" in str(cause) and getattr(cause, "sqlite_errorname", None) != _BUSY_SNAPSHOT
 
 
@@ -304,6 +298,21 @@ def _seconds_ago(element: SecondsAgo, compiler: Any, **kw: Any) -> str:
 def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
     (instant,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"(CAST(strftime('%s', 'now') AS INTEGER) - CAST(strftime('%s', {instant}) AS INTEGER))"
+
+
+@compiles(HeldKeys, "sqlite")
+def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
+    raise CompileError(f"{HOLDERS_UNAVAILABLE} on SQLite, where no table of the server lists them")
+
+
+@compiles(SessionLock, "sqlite")
+@compiles(SessionUnlock, "sqlite")
+def _session_lock(element: Any, compiler: Any, **kw: Any) -> str:
+    name = "session_exclusive" if isinstance(element, SessionLock) else "session_unlock"
+    raise CompileError(
+        f"lock.{name} locks a session of the server, and SQLite has none: use lock.exclusive, which ends with the "
+        "transaction"
+    )
 
 
 def in_transaction(connection: Connection) -> bool:

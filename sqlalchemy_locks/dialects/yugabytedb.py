@@ -13,7 +13,6 @@ from sqlalchemy_locks.dialects.postgresql import PostgreSQL
 class YugabyteDB(PostgreSQL):
     name = "YugabyteDB"
     supports_listen = False
-    held_keys = None
     shortest_queue_wait = None
 
 

@@ -337,8 +337,7 @@ class Locks(LockHost):
 
         :return: a :class:`~sqlalchemy_locks.Report`: for each task that was due, how many rows it has handled.
 
-        A task that fails doesn't keep the others from running; its error is raised after them, and it is due again
-        after a minute, for the first process of the fleet that asks.
+        A task that fails doesn't keep the others from running; its error is raised after them.
 
         >>> locks.maintain().done
         {'tasks': 0, 'orphans': 0, 'requests': 0, 'leases': 0, 'history': 0, 'keys': 0}

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from sqlalchemy_locks import lock, semaphore
+from sqlalchemy_locks.captures.state_transition import StateTransition
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.errors import LockError, NotInstalled, ReentryError
@@ -24,8 +25,6 @@ from sqlalchemy_locks.values import Report
 
 #: of the timeouts that guard the tasks
 QUEUE = "sqlalchemy_locks.maintenance"
-#: seconds after which a task that has failed is due again
-RETRY_AFTER = 60
 _log = logging.getLogger("sqlalchemy_locks")
 
 
@@ -43,7 +42,7 @@ class MaintenanceTask(NamedTuple):
 def _until_none(make: Callable[[], Operation[Any]]) -> Callable[[Semaphores, Alive | None], int]:
     """Return a clean-up that runs an operation until its batch is empty.
 
-    :param make: makes the operation when it is due; the tables that it names load SQLAlchemy's dialects.
+    :param make: makes the operation when it is due.
     """
 
     def run(semaphores: Semaphores, alive: Alive | None) -> int:
@@ -55,14 +54,8 @@ def _until_none(make: Callable[[], Operation[Any]]) -> Callable[[Semaphores, Ali
     return run
 
 
-def _expire_tasks() -> Operation[Any]:
-    from sqlalchemy_locks.captures.state_transition import StateTransition  # not loaded before it is needed
-
-    return StateTransition().expire()
-
-
 TASKS = (
-    MaintenanceTask("tasks", 60, _until_none(_expire_tasks)),
+    MaintenanceTask("tasks", 60, _until_none(lambda: StateTransition().expire())),
     MaintenanceTask("orphans", 300, lambda semaphores, alive: semaphores.sweep(DAY, alive)),
     MaintenanceTask("requests", 4 * 3600, _until_none(lambda: semaphore.clean(older_than=7 * DAY))),
     MaintenanceTask("leases", DAY, _until_none(lambda: semaphore.clean_leases(older_than=7 * DAY))),
@@ -80,13 +73,7 @@ def run_due_tasks(semaphores: Semaphores, alive: Alive | None) -> Report:
         period, nonce = Timeout(every=task.every), fresh_nonce()
         try:
             if acquire_period(locks._run, period, task.name, QUEUE, nonce):
-                try:
-                    done[task.name] = task.run(semaphores, alive)
-                except BaseException:
-                    # due again soon, but not immediately: what failed in one process will fail in the next
-                    with contextlib.suppress(Exception):
-                        locks._run(period._make_due(task.name, QUEUE, nonce, min(task.every, RETRY_AFTER)), nonce)
-                    raise
+                done[task.name] = task.run(semaphores, alive)
         except NotInstalled:
             raise  # no task has its tables
         except Exception as error:

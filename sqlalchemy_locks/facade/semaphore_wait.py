@@ -41,7 +41,6 @@ from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.backoff import Backoff
 from sqlalchemy_locks.runtime.local_queue import local_queues
 from sqlalchemy_locks.runtime.renewal import clock
-from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.semaphore.acquire import in_turn
 from sqlalchemy_locks.semaphore.availability import availability, exhausted_in
 from sqlalchemy_locks.semaphore.release import forget, withdraw
@@ -294,7 +293,7 @@ class SemaphoreWaiter:
         self._late_attempt = True
 
     def _is_transient(self, error: DBAPIError) -> bool:
-        return self._backend.transient(error) or self._backend.statement_interrupted(error)
+        return self._backend.transient(error) or self._backend.meaning(error) == "interrupted"
 
     def _left(self) -> float | None:
         """Return the seconds until the timeout; ``None`` without one."""
@@ -326,11 +325,8 @@ class SemaphoreWaiter:
         holders: list[PermitHolder] = []
         with contextlib.suppress(Exception):
             if has_room(self._locks._engine):
-                with ShortTransaction(self._locks._engine) as short:
-                    short.open(writes=False, wait=0)
-                    with short.backend.statement_timeout(short.connection):
-                        for name in self._exhausted or ():
-                            holders += _holders_of(name, short.connection.execute(semaphore.holders(name)))
+                for name in self._exhausted or ():
+                    holders += _holders_of(name, self._locks._run(semaphore.holders(name), wait=ROW_TIMEOUT))
         return tuple(holders)
 
 

@@ -1,67 +1,37 @@
 """``lock.exclusive``, ``shared``, ``try_exclusive``, ``try_shared``, ``unlock``, ``vacuum`` and ``create``.
 
-On PostgreSQL and YugabyteDB each is one call of a function that the migration installs (``FunctionLocks``). Other kinds
-of engines have files of their own: ``innodb.py``, ``write_lock.py``.
+On PostgreSQL and YugabyteDB each is one call of a function that the migration installs. Other kinds of engines have
+files of their own: ``innodb.py``, ``write_lock.py``.
 """
 
 from __future__ import annotations
 
-from functools import cache
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
-from sqlalchemy import ARRAY, BigInteger, Boolean, Integer, bindparam, false, select, true
+from sqlalchemy import ARRAY, BigInteger, Boolean, Integer, bindparam, false, literal_column, null, select, true
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
-from sqlalchemy_locks.dialects import Backend
+from sqlalchemy_locks.dialects.base import milliseconds
 from sqlalchemy_locks.errors import LockTimeout
 from sqlalchemy_locks.keys import as_key
-from sqlalchemy_locks.lock.innodb import RowLocks
-from sqlalchemy_locks.lock.key_locks import LOCK_KEY, KeyLocks, LockMode
-from sqlalchemy_locks.lock.write_lock import WriteLock
-from sqlalchemy_locks.sql.elements import LockFunction, Void
+from sqlalchemy_locks.lock import innodb, write_lock
+from sqlalchemy_locks.sql.elements import LOCK_KEY, LockFunction, Void
 
 #: of the functions that wait: how long, in milliseconds
 _WAIT = bindparam("wait_ms", None, Integer())
 
 
-class FunctionLocks(KeyLocks):
-    """Locks on keys where the database has functions for them."""
+class _Mode(NamedTuple):
+    """How a key is acquired."""
 
-    def acquire_statement(self, context: BuildContext, mode: LockMode) -> Executable | None:
-        return select(_call(mode))
-
-    def acquire(self, execution: Execution, mode: LockMode, statement: Executable | None) -> bool | None:
-        assert statement is not None
-        wait = None if execution.wait is None else execution.backend.wait_value(execution.wait)
-        held: bool | None = execution.execute(statement, {**execution.values, "wait_ms": wait}).scalar()
-        return held if mode.tries else None
-
-    def unlock_statement(self) -> Executable:
-        return select(LockFunction("unlock", LOCK_KEY, type_=Void()))
-
-    def vacuum_statement(self) -> Executable | None:
-        return select(LockFunction("vacuum", type_=BigInteger()))
-
-    def create_statement(self) -> Executable | None:
-        return select(LockFunction("create", bindparam("keys", type_=ARRAY(BigInteger())), type_=Integer()))
-
-
-def _call(mode: LockMode) -> LockFunction:
-    name = f"{'try_' if mode.tries else ''}{'shared' if mode.shared else 'exclusive'}"
-    allow_stale = true() if mode.allow_stale else false()
-    if mode.tries:
-        return LockFunction(name, LOCK_KEY, allow_stale, type_=Boolean())
-    return LockFunction(name, LOCK_KEY, allow_stale, _WAIT, type_=Void())
-
-
-@cache
-def _key_locks(backend: Backend) -> KeyLocks:
-    """Return how an engine locks keys."""
-    if backend.key_rows:
-        return RowLocks()
-    return WriteLock() if backend.single_writer else FunctionLocks()
+    shared: bool
+    #: acquire it only if it is free
+    tries: bool
+    #: acquire it even where the snapshot is older than the lock
+    allow_stale: bool
 
 
 class _AcquireLock(OperationImpl):
@@ -69,26 +39,42 @@ class _AcquireLock(OperationImpl):
 
     held_by = "transaction"
 
-    def __init__(self, mode: LockMode) -> None:
+    def __init__(self, mode: _Mode) -> None:
         super().__init__()
         self.mode = mode
-        self.name = f"lock.{'try_' if mode.tries else ''}{'shared' if mode.shared else 'exclusive'}"
+        self.function = f"{'try_' if mode.tries else ''}{'shared' if mode.shared else 'exclusive'}"
+        self.name = f"lock.{self.function}"
 
     def build(self, context: BuildContext) -> Executable | None:
-        return _key_locks(context.backend).acquire_statement(context, self.mode)
+        mode = self.mode
+        if not context.backend.schemas:
+            return write_lock.write_nothing(context) if context.backend.single_writer and not mode.tries else None
+        allow_stale = true() if mode.allow_stale else false()
+        if mode.tries:
+            return select(LockFunction(self.function, LOCK_KEY, allow_stale, type_=Boolean()))
+        return select(LockFunction(self.function, LOCK_KEY, allow_stale, _WAIT, type_=Void()))
 
     def multi_statement_reason(self, context: BuildContext) -> str:
-        return _key_locks(context.backend).acquire_needs
+        if context.backend.single_writer:
+            return "where the busy timeout is set to zero around it"
+        return "where the row of a new key is committed first, by another connection"
 
     def run(self, execution: Execution) -> Any:
-        mode = self.mode
+        mode, backend = self.mode, execution.backend
         if execution.wait == 0 and not mode.tries:
             # a server's own limit may have no zero, and ends the transaction
             if not _ACQUIRE[mode._replace(tries=True)].run(execution):
                 raise LockTimeout(f"{self.name}: the key {execution.values['lock_key']} is locked (locks_wait=0)")
             return None
-        context = execution.context
-        return _key_locks(context.backend).acquire(execution, mode, self.statement(context))
+        if backend.key_rows:
+            return innodb.acquire(execution, shared=mode.shared, tries=mode.tries)
+        if backend.single_writer:
+            return write_lock.try_write_lock(execution) if mode.tries else write_lock.wait_for_write_lock(execution)
+        statement = self.statement(execution.context)
+        assert statement is not None
+        wait = None if execution.wait is None else milliseconds(execution.wait)
+        held: bool | None = execution.execute(statement, {**execution.values, "wait_ms": wait}).scalar()
+        return held if mode.tries else None
 
 
 class _Unlock(OperationImpl):
@@ -96,54 +82,56 @@ class _Unlock(OperationImpl):
     name = "lock.unlock"
 
     def build(self, context: BuildContext) -> Executable | None:
-        return _key_locks(context.backend).unlock_statement()
+        # elsewhere nothing is left that could be removed
+        return select(LockFunction("unlock", LOCK_KEY, type_=Void()) if context.backend.schemas else null())
 
 
-class _Vacuum(OperationImpl):
+class _KeysOperation(OperationImpl):
+    """What concerns the table of keys, where there is one; its value is a number of keys."""
+
     writes = False
-    name = "lock.vacuum"
+
+    def __init__(
+        self, name: str, function: LockFunction, reason: str, run_on_innodb: Callable[[Execution], int]
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self._function, self._reason, self._run_on_innodb = function, reason, run_on_innodb
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True
 
     def build(self, context: BuildContext) -> Executable | None:
-        return _key_locks(context.backend).vacuum_statement()
+        if context.backend.key_rows:
+            return None
+        return select(self._function if context.backend.schemas else literal_column("0"))
 
     def multi_statement_reason(self, context: BuildContext) -> str:
-        return "where the unlocked rows are selected first, in batches"
+        return self._reason
 
     def run(self, execution: Execution) -> Any:
-        if self.statement(execution.context) is not None:
-            return super().run(execution)
-        return _key_locks(execution.backend).vacuum(execution)
-
-
-class _CreateKeys(OperationImpl):
-    writes = False
-    name = "lock.create"
-
-    def repeatable(self, operation: Operation[Any]) -> bool:
-        return True
-
-    def build(self, context: BuildContext) -> Executable | None:
-        return _key_locks(context.backend).create_statement()
-
-    def multi_statement_reason(self, context: BuildContext) -> str:
-        return "where existing keys are selected first, and left alone"
-
-    def run(self, execution: Execution) -> Any:
-        if self.statement(execution.context) is not None:
-            return super().run(execution)
-        return _key_locks(execution.backend).create(execution)
+        return self._run_on_innodb(execution) if execution.backend.key_rows else super().run(execution)
 
 
 _ACQUIRE = {
     mode: _AcquireLock(mode)
     for mode in (
-        LockMode(shared, tries, stale) for shared in (False, True) for tries in (False, True) for stale in (False, True)
+        _Mode(shared, tries, stale) for shared in (False, True) for tries in (False, True) for stale in (False, True)
     )
 }
-_UNLOCK, _VACUUM, _CREATE = _Unlock(), _Vacuum(), _CreateKeys()
+_UNLOCK = _Unlock()
+_VACUUM = _KeysOperation(
+    "lock.vacuum",
+    LockFunction("vacuum", type_=BigInteger()),
+    "where the unlocked rows are selected first, in batches",
+    innodb.vacuum,
+)
+_CREATE = _KeysOperation(
+    "lock.create",
+    LockFunction("create", bindparam("keys", type_=ARRAY(BigInteger())), type_=Integer()),
+    "where existing keys are selected first, and left alone",
+    innodb.create,
+)
 
 
 @shaped(NONE_ROW)
@@ -166,7 +154,7 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     >>> with Session(engine) as session, session.begin():
     ...     session.execute(sl.lock.exclusive("invoice:42"))
     """
-    return Operation(_ACQUIRE[LockMode(False, False, allow_stale)], {"lock_key": as_key(name)})
+    return Operation(_ACQUIRE[_Mode(False, False, allow_stale)], {"lock_key": as_key(name)})
 
 
 @shaped(NONE_ROW)
@@ -179,7 +167,7 @@ def shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
 
     >>> session.execute(sl.lock.shared("prices"))
     """
-    return Operation(_ACQUIRE[LockMode(True, False, allow_stale)], {"lock_key": as_key(name)})
+    return Operation(_ACQUIRE[_Mode(True, False, allow_stale)], {"lock_key": as_key(name)})
 
 
 @shaped(BOOL_ROW)
@@ -195,7 +183,7 @@ def try_exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[An
     >>> session.scalar(sl.lock.try_exclusive("invoice:42"))
     True
     """
-    return Operation(_ACQUIRE[LockMode(False, True, allow_stale)], {"lock_key": as_key(name)})
+    return Operation(_ACQUIRE[_Mode(False, True, allow_stale)], {"lock_key": as_key(name)})
 
 
 @shaped(BOOL_ROW)
@@ -205,7 +193,7 @@ def try_shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     >>> session.scalar(sl.lock.try_shared("prices"))
     True
     """
-    return Operation(_ACQUIRE[LockMode(True, True, allow_stale)], {"lock_key": as_key(name)})
+    return Operation(_ACQUIRE[_Mode(True, True, allow_stale)], {"lock_key": as_key(name)})
 
 
 @shaped(NONE_ROW)

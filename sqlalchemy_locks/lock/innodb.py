@@ -26,11 +26,11 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, translated
 from sqlalchemy_locks.core.side_connection import side_connection, side_options
+from sqlalchemy_locks.dialects.base import not_writable
 from sqlalchemy_locks.dialects.connections import begins_read_committed
 from sqlalchemy_locks.errors import LockTimeout, MustRollback, PoolTimeout
-from sqlalchemy_locks.lock.key_locks import LOCK_KEY, KeyLocks, LockMode
 from sqlalchemy_locks.sql.clock import SecondsAgo
-from sqlalchemy_locks.sql.elements import ReadCommitted, TakeRow, Writable
+from sqlalchemy_locks.sql.elements import LOCK_KEY, ReadCommitted, TakeRow, Writable
 
 _BATCH = 100
 #: seconds for which a vacuum spares a new row, whose owner may be about to lock it
@@ -39,61 +39,56 @@ _YOUNG = 60
 _MAX_REMEMBERED = 10_000
 
 
-class RowLocks(KeyLocks):
-    """Locks on keys where a key is a row of ``locked_keys``."""
+def acquire(execution: Execution, *, shared: bool, tries: bool) -> bool | None:
+    """Acquire the key of an execution.
 
-    acquire_needs = "where the row of a new key is committed first, by another connection"
+    :return: whether it is held, if it ``tries``, which never waits; else ``None``, once it is held.
+    """
+    key = execution.values["lock_key"]
+    try:
+        if tries:
+            return _try(execution, key, shared)
+        with execution.waiting():
+            _acquire(execution, key, shared)
+    except DBAPIError as error:
+        if execution.backend.meaning(error) == "newer row":
+            raise MustRollback(
+                f"{execution.operation.name}: this transaction has read before the key's row was committed, and "
+                f"{execution.backend.name} has rolled it back: run it again, and lock before the first read"
+            ) from error
+        raise
+    return None
 
-    def acquire_statement(self, context: BuildContext, mode: LockMode) -> Executable | None:
-        return None
 
-    def acquire(self, execution: Execution, mode: LockMode, statement: Executable | None) -> bool | None:
-        key = execution.values["lock_key"]
-        try:
-            if mode.tries:
-                return _try(execution, key, mode.shared)
-            with execution.waiting():
-                _acquire(execution, key, mode.shared)
-        except DBAPIError as error:
-            if execution.backend.newer_than_snapshot(error):
-                raise MustRollback(
-                    f"{execution.operation.name}: this transaction has read before the key's row was committed, and "
-                    f"{execution.backend.name} has rolled it back: run it again, and lock before the first read"
-                ) from error
-            raise
-        return None
+def vacuum(execution: Execution) -> int:
+    """Delete every key that no transaction holds, except new ones, in batches of a transaction each."""
+    _require_writable(execution)
+    table, deleted = execution.context.tables.locked_keys, 0
+    old = select(table.c.key).where(table.c.ts < SecondsAgo(_YOUNG))
+    batch = old.order_by(table.c.key).limit(_BATCH)
+    with side_connection(execution, row_wait=1) as side:
+        options = side_options(execution)
+        keys = list(side.execute(batch, execution_options=options).scalars())
+        while keys:
+            side.exec_driver_sql("START TRANSACTION")
+            lockable = old.where(table.c.key.in_(keys)).with_for_update(skip_locked=True)
+            free = list(side.execute(lockable, execution_options=options).scalars())
+            if free:
+                # one by one: of several, the server may make a scan, and wait for those that others hold
+                each = [{"lock_key": key} for key in free]
+                side.execute(delete(table).where(table.c.key == LOCK_KEY), each, execution_options=options)
+            side.commit()
+            deleted += len(free)
+            keys = list(side.execute(batch.where(table.c.key > keys[-1]), execution_options=options).scalars())
+    _committed(execution).clear()
+    return deleted
 
-    def unlock_statement(self) -> Executable:
-        return select(null())
 
-    def vacuum(self, execution: Execution) -> int:
-        """Delete every key that no transaction holds, except new ones, in batches of a transaction each."""
-        _require_writable(execution)
-        table, deleted = execution.context.tables.locked_keys, 0
-        old = select(table.c.key).where(table.c.ts < SecondsAgo(_YOUNG))
-        batch = old.order_by(table.c.key).limit(_BATCH)
-        with side_connection(execution, row_wait=1) as side:
-            options = side_options(execution)
-            keys = list(side.execute(batch, execution_options=options).scalars())
-            while keys:
-                side.exec_driver_sql("START TRANSACTION")
-                lockable = old.where(table.c.key.in_(keys)).with_for_update(skip_locked=True)
-                free = list(side.execute(lockable, execution_options=options).scalars())
-                if free:
-                    # one by one: of several, the server may make a scan, and wait for those that others hold
-                    each = [{"lock_key": key} for key in free]
-                    side.execute(delete(table).where(table.c.key == LOCK_KEY), each, execution_options=options)
-                side.commit()
-                deleted += len(free)
-                keys = list(side.execute(batch.where(table.c.key > keys[-1]), execution_options=options).scalars())
-        _committed(execution).clear()
-        return deleted
-
-    def create(self, execution: Execution) -> int:
-        """Commit the rows of the absent ones of the keys."""
-        _require_writable(execution)
-        with side_connection(execution) as side:
-            return sum(_insert_absent(execution, side, key) for key in execution.values["keys"])
+def create(execution: Execution) -> int:
+    """Commit the rows of the absent ones of the keys."""
+    _require_writable(execution)
+    with side_connection(execution) as side:
+        return sum(_insert_absent(execution, side, key) for key in execution.values["keys"])
 
 
 def _acquire(execution: Execution, key: int, shared: bool) -> None:
@@ -144,7 +139,7 @@ def _lock_present(
             return row
     row = execution.execute(statement, {"lock_key": key}).one()
     if not row.writable:
-        raise execution.backend.not_writable()
+        raise not_writable(execution.backend.name)
     return row
 
 
@@ -189,7 +184,7 @@ def _is_remembered(execution: Execution, key: int) -> bool:
 
 def _require_writable(execution: Execution) -> None:
     if not execution.backend.writable(execution.connection):
-        raise execution.backend.not_writable()
+        raise not_writable(execution.backend.name)
 
 
 #: keys whose rows were seen committed, of each engine

@@ -13,18 +13,23 @@ from typing import Any, cast
 from sqlalchemy import literal, select
 from sqlalchemy.engine import Connection, IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import CompileError, DBAPIError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation
 from sqlalchemy_locks.core.typing import shaped_rows
-from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects.base import Meaning
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.sql.clock import utc
+from sqlalchemy_locks.sql.elements import HOLDERS_UNAVAILABLE, HeldKeys
 from sqlalchemy_locks.values import KeyHolder, KeyWaiter
 
-_UNAVAILABLE = "the holders of keys are not available"
+_REASONS: dict[Meaning | None, str] = {
+    "denied": "to this user, which needs SELECT on performance_schema (MariaDB: the privilege PROCESS)",
+    # a table of keys takes the place of the view
+    "no column": "where the table bodies are installed, as on YugabyteDB: no table of the server lists row locks",
+}
 
 
 class _Holders(OperationImpl):
@@ -36,23 +41,20 @@ class _Holders(OperationImpl):
         self.of_keys = of_keys
 
     def build(self, context: BuildContext) -> Executable | None:
-        held_keys = context.backend.held_keys
-        return None if held_keys is None else held_keys(context.tables.locked_keys, self.of_keys)
-
-    def compile_error(self, context: BuildContext) -> str:
-        return f"{_UNAVAILABLE} on {context.backend.name}, where no table of the server lists them"
+        return HeldKeys(context.tables.locked_keys, self.of_keys)
 
     def run(self, execution: Execution) -> Any:
-        statement = self.statement(execution.context)
-        if statement is None:
-            raise Unsupported(self.compile_error(execution.context))
+        if execution.server.yugabytedb is not None:
+            raise Unsupported(f"{HOLDERS_UNAVAILABLE} on YugabyteDB, where no table of the server lists them")
         try:
-            rows = execution.execute(statement).all()
+            rows = super().run(execution).all()
+        except CompileError as error:  # SQLite's
+            raise Unsupported(str(error)) from error
         except DBAPIError as error:
-            why = execution.backend.lacks_privilege(error)
+            why = _REASONS.get(execution.backend.meaning(error))
             if why is None:
                 raise
-            raise Unsupported(f"{_UNAVAILABLE} {why}") from error
+            raise Unsupported(f"{HOLDERS_UNAVAILABLE} {why}") from error
         names: Mapping[int, Any] = execution.values.get("names", {})
         return IteratorResult(SimpleResultMetaData(["holder"]), iter([(one,) for one in _with_waiters(rows, names)]))
 
@@ -91,14 +93,12 @@ def _with_waiters(rows: Iterable[Any], names: Mapping[int, Any]) -> list[KeyHold
 
 
 def holders_now(connection: Connection, names: Iterable[str | int]) -> tuple[KeyHolder, ...]:
-    """Return the holders of these keys for an error message; nothing if that fails or takes longer than a second.
+    """Return the holders of these keys for an error message; nothing if that fails.
 
     Begins a transaction on the connection, which the caller ends.
     """
-    backend = backend_for(connection.dialect)
-    if backend.held_keys is not None:
-        with contextlib.suppress(Exception), backend.statement_timeout(connection):
-            return tuple(connection.execute(holders(*names)).scalars())
+    with contextlib.suppress(Exception):
+        return tuple(connection.execute(holders(*names)).scalars())
     return ()
 
 

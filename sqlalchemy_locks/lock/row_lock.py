@@ -5,7 +5,6 @@ The pattern's own advice: where a row represents the business key, ``SELECT ... 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,7 +16,6 @@ from sqlalchemy import (
     Select,
     String,
     Table,
-    TypeDecorator,
     and_,
     bindparam,
     delete,
@@ -26,22 +24,18 @@ from sqlalchemy import (
     select,
     update,
 )
+from sqlalchemy.orm import Mapper, lazyload
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
-from sqlalchemy_locks.core.entities import changes_bound_values
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, execute_in_session
-from sqlalchemy_locks.errors import LockTimeout, UnknownRow, Unsupported
+from sqlalchemy_locks.dialects.base import not_writable
+from sqlalchemy_locks.errors import UnknownRow
 from sqlalchemy_locks.lock.write_lock import wait_for_write_lock
 from sqlalchemy_locks.sql.elements import Writable
 
-if TYPE_CHECKING:
-    from sqlalchemy.orm import Mapper, Session
-
 T = TypeVar("T")
 R = TypeVar("R", bound=Any)
-
-_WHOLE, _NUMBER = re.compile(r"\s*-?[0-9]+\s*"), re.compile(r"\s*-?[0-9]+(\.[0-9]+)?\s*")
 
 
 class _Row(OperationImpl):
@@ -77,31 +71,18 @@ class _Row(OperationImpl):
         return "which has no row locks: the write lock is acquired first, by a statement of its own"
 
     def _select_row(self, context: BuildContext) -> Select[Any]:
-        statement = self._where_key(self.entity)
+        pairs = [column == bindparam(f"pk_{n}", type_=column.type) for n, column in enumerate(self.key_columns)]
+        statement = select(self.entity).where(and_(*pairs))
         if context.backend.key_rows:
             statement = statement.where(Writable())
         if not context.backend.single_writer:
             # OF: an eager join's nullable side can't be locked, and need not be
             statement = statement.with_for_update(of=self.tables)
         if self.mapper is not None:
-            from sqlalchemy.orm import lazyload
-
             statement = statement.options(lazyload("*")).execution_options(populate_existing=True)
         return statement
 
-    def _where_key(self, *selected: Any) -> Select[Any]:
-        pairs = [column == bindparam(f"pk_{n}", type_=column.type) for n, column in enumerate(self.key_columns)]
-        statement: Select[Any] = select(*selected)  # pyright: ignore[reportAssignmentType]
-        return statement.where(and_(*pairs))
-
-    def _exists(self, execution: Execution) -> bool:
-        """Return whether the row is there, read without a lock."""
-        keys = self.key_columns if self.mapper is None else [getattr(self.entity, name) for name in self.names]
-        return self._select(execution, self._where_key(*keys)).first() is not None
-
     def run(self, execution: Execution) -> Any:
-        if self.mapper is not None and execution.session is not None:
-            self._refuse_unflushed(self.mapper, execution.session, execution)
         statement: Any = self.statement(execution.context)
         if statement is None:
             wait_for_write_lock(execution, delete(self.tables[0]).where(false()))
@@ -113,24 +94,8 @@ class _Row(OperationImpl):
                 if rows.data:
                     return rows()
         if not execution.backend.writable(execution.connection):
-            raise execution.backend.not_writable()
-        if not execution.backend.stale_reads and self._exists(execution):
-            row_name = f"the row {_key_shown(execution)} of {self._entity_name()}"
-            raise LockTimeout(f"{row_name} was replaced each time that it was waited for: nothing was locked")
+            raise not_writable(execution.backend.name)
         raise UnknownRow(f"{self._entity_name()} has no row {_key_shown(execution)}: nothing was locked")
-
-    def _refuse_unflushed(self, mapper: Mapper[Any], session: Session, execution: Execution) -> None:
-        """Refuse to refresh an entity with changes that are not flushed; with autoflush on, they would be."""
-        key = mapper.identity_key_from_primary_key(tuple(execution.values.values()))
-        for changed in session.dirty:
-            state: Any = inspect(changed)
-            # as text: an id may be given as anything that the database converts, "7" for 7
-            same = state.key[0] is key[0] and [*map(str, state.key[1])] == [*map(str, key[1])]
-            if same and session.is_modified(changed):
-                raise Unsupported(
-                    f"lock.row refreshes {self._entity_name()} {_key_shown(execution)}, which would discard changes "
-                    "that are not flushed: flush the session first, since autoflush is off"
-                )
 
     def _select(self, execution: Execution, statement: Any) -> Any:
         if self.mapper is None or execution.session is None:
@@ -163,13 +128,13 @@ def _row(entity: Any, ident: Any) -> Operation[Any]:
         or a ``Table`` (which gives its row).
     :param ident: its primary key, as ``Session.get`` takes it: a value, a tuple, or a dictionary by attribute.
     :return: the entity or the row.
-    :raises TypeError: for a number as the key of a text column, and for a text that is no number as that of a number.
+    :raises TypeError: for a number as the key of a text column, and for a text as that of a number.
     :raises UnknownRow: there is no such row, so nothing was locked.
     :raises LockTimeout: the database's own limit, or the option ``locks_wait`` (seconds), ended the wait.
-    :raises Unsupported: when the entity has changes that are not flushed, since autoflush is off: refreshing it
-        would discard them.
     :raises NotWritable: on a standby or replica, and in a read-only transaction. (A transaction begun READ ONLY on
         a MySQL or MariaDB primary does lock rows against all others, and is accepted.)
+
+    Changes of the entity that are not flushed, because autoflush is off, are overwritten, as by ``populate_existing``.
 
     On SQLite the database's write lock is acquired. Under REPEATABLE READ the row is as it is now on MySQL and
     MariaDB, and PostgreSQL raises a serialization failure when it has changed since the snapshot.
@@ -207,15 +172,10 @@ def _values(impl: _Row, ident: Any) -> dict[str, Any]:
 
 def _check_type(column: Any, value: Any) -> None:
     """Refuse a value that a server might convert to other rows' keys: to MySQL, '42-eu' is equal to the number 42."""
-    is_text, type_ = isinstance(value, str), column.type
-    while isinstance(type_, TypeDecorator) and not changes_bound_values(type_):
-        type_ = type_.impl_instance
-    if isinstance(type_, String) and not isinstance(type_, Enum) and not is_text:
+    type_ = column.type
+    if isinstance(type_, String) and not isinstance(type_, Enum) and not isinstance(value, str):
         raise TypeError(f"the primary key {column} is a text, not {value!r}")
-    spelling = _WHOLE if isinstance(type_, Integer) else _NUMBER
-    if isinstance(type_, (Integer, Numeric)) and (
-        isinstance(value, bytes) or (is_text and not spelling.fullmatch(value))
-    ):
+    if isinstance(type_, (Integer, Numeric)) and isinstance(value, (str, bytes)):
         raise TypeError(f"the primary key {column} is a number, not {value!r}")
 
 

@@ -12,16 +12,16 @@ from typing import Any
 
 from sqlalchemy import Integer, bindparam, event, select
 from sqlalchemy.engine import Connection
+from sqlalchemy.exc import CompileError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.engine_state import behind_pooler
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.core.typing import BOOL_ROW, NONE_ROW, shaped
-from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects.base import not_writable
 from sqlalchemy_locks.errors import LockTimeout, Unsupported
 from sqlalchemy_locks.keys import as_key
-from sqlalchemy_locks.lock.key_locks import LOCK_KEY
-from sqlalchemy_locks.sql.elements import SessionLock, SessionUnlock
+from sqlalchemy_locks.sql.elements import LOCK_KEY, ReleaseSessionLocks, SessionLock, SessionUnlock
 
 _RELEASE = "sqlalchemy_locks.release"
 #: seconds, where GET_LOCK needs a limit
@@ -32,15 +32,7 @@ class _SessionOperation(OperationImpl):
     held_by = "connection"
     needs_installation = False
 
-    def compile_error(self, context: BuildContext) -> str:
-        return (
-            f"{self.name} locks a session of the server, and {context.backend.name} has none: "
-            "use lock.exclusive, which ends with the transaction"
-        )
-
     def check_connection(self, execution: Execution) -> None:
-        if execution.backend.release_session_locks is None:
-            raise Unsupported(self.compile_error(execution.context))
         if execution.session is not None and not isinstance(
             execution.session.get_bind(**execution.bind_arguments), Connection
         ):
@@ -55,26 +47,28 @@ class _SessionOperation(OperationImpl):
                 "if the pooler is in session mode, set the engine's execution option locks_session_pooling=True"
             )
 
+    def ask(self, execution: Execution, values: dict[str, Any]) -> Any:
+        """Execute the statement, and return the server's answer."""
+        statement = self.statement(execution.context)
+        assert statement is not None
+        try:
+            return execution.execute(statement, values).scalar()
+        except CompileError as error:  # SQLite's
+            raise Unsupported(str(error)) from error
+
 
 class _SessionLock(_SessionOperation):
     name = "lock.session_exclusive"
 
     def build(self, context: BuildContext) -> Executable | None:
-        if context.backend.release_session_locks is None:
-            return None
         return select(SessionLock(LOCK_KEY, bindparam("seconds", _YEAR, type_=Integer())))
 
     def run(self, execution: Execution) -> Any:
-        statement = self.statement(execution.context)
-        assert statement is not None
-        if execution.wait is None:
-            answer = execution.execute(statement).scalar()
-        else:
-            with execution.backend.bounded(execution.connection, execution.wait):
-                seconds = math.ceil(min(execution.wait, _YEAR))
-                answer = execution.execute(statement, {**execution.values, "seconds": seconds}).scalar()
+        with execution.waiting():
+            seconds = _YEAR if execution.wait is None else math.ceil(min(execution.wait, _YEAR))
+            answer = self.ask(execution, {**execution.values, "seconds": seconds})
         if answer == "refused":
-            raise execution.backend.not_writable()
+            raise not_writable(execution.backend.name)
         # None: the server stopped waiting, because the statement was killed or reached its own time limit
         if answer in ("0", None):
             raise LockTimeout(f"the session lock of key {execution.values['lock_key']} could not be acquired in time")
@@ -86,18 +80,15 @@ class _SessionUnlock(_SessionOperation):
     name = "lock.session_unlock"
 
     def build(self, context: BuildContext) -> Executable | None:
-        return None if context.backend.release_session_locks is None else select(SessionUnlock(LOCK_KEY))
+        return select(SessionUnlock(LOCK_KEY))
 
     def run(self, execution: Execution) -> Any:
-        statement = self.statement(execution.context)
-        assert statement is not None
-        return bool(execution.execute(statement).scalar())
+        return bool(self.ask(execution, execution.values))
 
 
 def _release_on_return(connection: Connection) -> None:
     """Make the pool release what this connection holds before its next checkout."""
-    release = backend_for(connection.dialect).release_session_locks
-    connection.info[_RELEASE] = release
+    connection.info[_RELEASE] = str(select(ReleaseSessionLocks()).compile(dialect=connection.dialect))
     pool = connection.engine.pool
     # not event.contains(), which identifies a pool by its address, where a collected one may have been
     if _on_reset not in pool.dispatch.reset:

@@ -136,11 +136,7 @@ class Enqueue(JobOperation):
 
     def _begin(self, execution: Execution) -> None:
         """Begin SQLite's transaction by taking its write lock, and refuse a connection in autocommit."""
-        if not execution.backend.transaction_begun(execution.connection):
-            execution.take_write_lock(self.jobs.at(execution.context).table)
-        begun = execution.backend.transaction_begun(execution.connection)
-        if not begun or execution.backend.autocommit(execution.connection):
-            raise execution.backend.refuse_autocommit("Queue.put of several jobs")
+        execution.require_transaction(self.jobs.at(execution.context).table, "Queue.put of several jobs")
 
     def _serialized(self, execution: Execution, payloads: Sequence[Any]) -> Sequence[Any]:
         """Return the payloads as the texts that are sent, or those of a column that isn't JSON as they are.

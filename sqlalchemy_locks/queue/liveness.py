@@ -138,9 +138,8 @@ class Requeue(Sweep):
         return CaptureSpec(at.table, conditions, requeue(at), (at.started_at,), self.jobs.target)
 
     def _run(self, execution: Execution, spec: CaptureSpec) -> Any:
-        backend = execution.backend
-        if backend.autocommit(execution.connection):
-            raise backend.refuse_autocommit(self.name)
+        if execution.backend.autocommit(execution.connection):
+            raise execution.refused_autocommit()
         if self.jobs.workers is not None:
             hosts, jobs = self._delete_silent(execution, self.jobs.workers)
             limit = max(execution.values[LIMIT], jobs)
@@ -149,7 +148,7 @@ class Requeue(Sweep):
         if statement is None:
             return len(self._in_steps(execution, spec))
         numbers = execution.execute(statement).scalars().all()
-        return numbers[0] if backend.writable_ctes else len(numbers)
+        return numbers[0] if execution.backend.writable_ctes else len(numbers)
 
     def _delete_silent(self, execution: Execution, workers: WorkerRows) -> tuple[list[str], int]:
         """Delete workers that are silent, and return their hosts and how many jobs they have.

@@ -116,17 +116,18 @@ class ShortTransaction:
     def _find_loss(self) -> str | None:
         if os.getpid() != self._process:
             return _FORKED
-        connection, backend = self.connection, self.backend
-        if not self.active or backend.server_closed(connection):
+        state = self.backend.transaction_state(self.connection) if self.active else "closed"
+        if state == "closed":
             return FAILED
         if self.used:
-            ended = backend.transaction_ended(connection)
-            if ended and self._seen_open:
+            if state == "ended" and self._seen_open:
                 return FAILED
-            self._seen_open = not ended
+            self._seen_open = state != "ended"
             # inside begin_nested() an error costs only what was done there; another thread may end it meanwhile
-            nested = connection.in_nested_transaction()
-            if backend.transaction_aborted(connection) and not (nested or connection.in_nested_transaction()):
+            nested = self.connection.in_nested_transaction()
+            if self.backend.transaction_state(self.connection) == "failed" and not (
+                nested or self.connection.in_nested_transaction()
+            ):
                 return FAILED
         return None
 
@@ -145,7 +146,7 @@ class ShortTransaction:
             if marker:
                 self.backend.set_marker(self.connection)
             self.used, self._marked = True, marker or not self.backend.marker_is_savepoint
-            self._seen_open = not self.backend.transaction_ended(self.connection)
+            self._seen_open = self.backend.transaction_state(self.connection) != "ended"
 
     def check(self) -> None:
         """Ask the server whether the transaction is still the one that was begun.

@@ -111,7 +111,7 @@ class AcquirePermits(SemaphoreImpl):
                     return self._decide(execution, sql, request)
                 except (LockTimeout, DBAPIError) as error:
                     # InnoDB undoes only the statement: a caller that continues and commits would keep half a request
-                    if isinstance(error, LockTimeout) or execution.backend.statement_interrupted(error):
+                    if isinstance(error, LockTimeout) or execution.backend.meaning(error) == "interrupted":
                         delete_request(execution, sql, request)
                     raise
             replay = self._replay(execution, sql)
@@ -155,7 +155,7 @@ class AcquirePermits(SemaphoreImpl):
             result = execution.execute(sql.insert_request, {**values, "state": ACQUIRED, "token": execution.nonce})
         except IntegrityError as error:
             # a single writer has looked before, under its lock: this is no duplicate
-            if single_writer or not execution.backend.duplicate(error):
+            if single_writer or execution.backend.meaning(error) != "duplicate":
                 raise
             return None
         key: Any = result.inserted_primary_key

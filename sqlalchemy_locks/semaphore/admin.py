@@ -75,7 +75,7 @@ class CreateSemaphore(SemaphoreImpl):
             result = execution.execute(sql.insert_semaphore, {**values, "fence": floor.fence})
         except IntegrityError as error:
             # a single writer has looked before, under its lock: this is no duplicate
-            if execution.backend.single_writer or not execution.backend.duplicate(error):
+            if execution.backend.single_writer or execution.backend.meaning(error) != "duplicate":
                 raise
             return None
         key: Any = result.inserted_primary_key

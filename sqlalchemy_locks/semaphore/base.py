@@ -19,6 +19,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.core.side_connection import side_connection, side_options
+from sqlalchemy_locks.dialects.base import milliseconds
 from sqlalchemy_locks.errors import LockTimeout, Unsupported
 from sqlalchemy_locks.semaphore.statements import Statements, statements
 from sqlalchemy_locks.sql.elements import LockFunction, ReadCommitted
@@ -79,7 +80,7 @@ class SemaphoreImpl(OperationImpl):
 
     def arguments(self, execution: Execution) -> dict[str, Any]:
         """Return the values of the function's arguments, by the names of its bind parameters."""
-        wait = None if execution.wait is None else execution.backend.wait_value(execution.wait)
+        wait = None if execution.wait is None else milliseconds(execution.wait)
         return {**execution.values, "wait_ms": wait}
 
     def answer(self, execution: Execution, row: Row[Any]) -> Any:

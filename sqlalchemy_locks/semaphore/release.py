@@ -57,7 +57,7 @@ def _insert_ended(execution: Execution, sql: Statements) -> None:
     try:
         execution.execute(sql.insert_absent_request, {**values, "owner": None, "ttl_seconds": None, "state": RELEASED})
     except IntegrityError as error:
-        if not execution.backend.duplicate(error):
+        if execution.backend.meaning(error) != "duplicate":
             raise
 
 

@@ -42,6 +42,10 @@ class LockFunction(FunctionElement[Any]):
         self.type = type_
 
 
+#: the parameter of every statement about one key
+LOCK_KEY = bindparam("lock_key", type_=BigInteger())
+
+
 class ReadCommitted(ColumnElement[bool]):
     """Whether the session is at READ COMMITTED or below, where a search for an absent row locks no gap (MySQL)."""
 
@@ -91,6 +95,13 @@ class SessionUnlock(FunctionElement[bool]):
     inherit_cache = True
 
 
+class ReleaseSessionLocks(FunctionElement[int]):
+    """Release every session lock of the connection."""
+
+    type = Integer()
+    inherit_cache = True
+
+
 class InsertAbsent(Insert):
     """An INSERT that ignores duplicate keys (not on MySQL and MariaDB, where that hides other errors)."""
 
@@ -122,8 +133,12 @@ class TakeRow(Insert):
     inherit_cache = True
 
 
+#: how the error begins where an engine can't tell
+HOLDERS_UNAVAILABLE = "the holders of keys are not available"
+
+
 class HeldKeys(Executable, ClauseElement):
-    """A SELECT of the holders and waiters of keys from the server's own tables.
+    """A SELECT of the holders and waiters of keys from the server's own tables; MariaDB's have only keys with waiters.
 
     Its columns are ``key``, ``mode``, ``granted``, ``session``, ``owner``, ``user``, ``host``, ``state``, ``since`` and
     ``waits_for``; the holders of a key come first, then its waiters, the longest wait first.
@@ -142,12 +157,6 @@ class HeldKeys(Executable, ClauseElement):
     def among(self, key: str, compiler: Any, **kw: Any) -> str:
         """Return the condition on the keys; ``key`` is the SQL of the key."""
         return "1 = 1" if self.keys is None else f"{key} IN {compiler.process(self.keys, **kw)}"
-
-
-class ContendedKeys(HeldKeys):
-    """A ``HeldKeys`` of keys with waiters only, where the server's tables have no others (MariaDB)."""
-
-    inherit_cache = False
 
 
 def force_index(statement: Any, index: str, table: Table | None = None) -> Any:

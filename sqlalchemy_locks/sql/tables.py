@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -42,141 +42,170 @@ _INNODB: dict[str, Any] = {
 }
 
 
-class Tables(NamedTuple):
-    """The tables in one schema, or with one prefix."""
+class Tables:
+    """The tables in one schema, or with one prefix.
 
-    installed: Table
-    locked_keys: Table
-    task_state: Table
-    task_timeout: Table
-    task: Table
-    job: Table
-    paused_queue: Table
-    worker: Table
-    semaphore: Table
-    permit_request: Table
-    permit: Table
-    semaphore_history: Table
+    :param metadata: the collection that they are added to, with their schema.
+    :param prefix: what their names begin with.
+    """
+
+    def __init__(self, metadata: MetaData, prefix: str) -> None:
+        self.installed = Table(
+            f"{prefix}installed",
+            metadata,
+            Column("step", _name(32), primary_key=True),
+            Column("installed_by", _name(32), nullable=False),
+            **_INNODB,
+        )
+        self.locked_keys = Table(
+            f"{prefix}locked_keys",
+            metadata,
+            Column("key", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=False),
+            Column("ts", Instant(), nullable=False, server_default=Now()),
+            **_INNODB,
+        )
+        self.task_state = Table(
+            f"{prefix}task_state",
+            metadata,
+            *_identity(),
+            Column("acquired", Boolean(), nullable=False, server_default=false()),
+            Column("owner", _name(255)),
+            *_token(),
+            Column("acquired_at", Instant()),
+            Column("retries_left", Integer()),
+            **_INNODB,
+        )
+        self.task_timeout = Table(
+            f"{prefix}task_timeout",
+            metadata,
+            *_identity(),
+            Column("ts", BigInteger(), nullable=False, server_default=text("0")),
+            Column("timeout", BigInteger(), nullable=False),
+            *_token(),
+            Column("retries_left", Integer()),
+            **_INNODB,
+        )
+        self.task = Table(
+            f"{prefix}task",
+            metadata,
+            *_identity(),
+            Column("status", _name(64), nullable=False, server_default="done"),
+            Column("claim", BigInteger(), nullable=False, server_default=text("0")),
+            Column("updated_at", Instant(), nullable=False, server_default=Now()),
+            Column("timeout", BigInteger()),
+            Column("retries_left", Integer()),
+            **_INNODB,
+        )
+        at = self.task.c
+        if metadata.schema:
+            Index("task_ready", at.queue_id, at.id, postgresql_where=at.status.in_(["done", "failed"]))
+            Index("task_captured", at.updated_at, postgresql_where=at.status == "in_progress")
+        else:
+            Index(f"{prefix}task_ready", at.queue_id, at.status, at.id)
+            Index(f"{prefix}task_captured", at.status, at.updated_at)
+        self.job = Table(
+            f"{prefix}job",
+            metadata,
+            Column("internal_id", BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True),
+            Column("external_id", ExternalId(), nullable=False),
+            Column("queue_id", _name(255), nullable=False, server_default="default"),
+            Column("payload", Payload(), nullable=False),
+            Column("priority", Integer(), nullable=False, server_default=text("0")),
+            Column("run_at", Instant(), nullable=False, server_default=Now()),
+            Column("claim", BigInteger(), nullable=False, server_default=text("0")),
+            Column("attempts", Integer(), nullable=False, server_default=text("0")),
+            Column("max_attempts", Integer(), nullable=False, server_default=text("5")),
+            Column("processing_host", _name(255)),
+            Column("created_at", Instant(), nullable=False, server_default=Now()),
+            Column("started_at", Instant()),
+            Column("completed_at", Instant()),
+            Column("failed_at", Instant()),
+            Column("error", Text()),
+            sqlite_autoincrement=True,
+            **_INNODB,
+        )
+        Index(f"{prefix}job_external_id", self.job.c.external_id, unique=True)
+        job_indexes(dict(self.job.c.items()), f"{prefix}job", partial=metadata.schema is not None)
+        self.paused_queue = Table(
+            f"{prefix}paused_queue",
+            metadata,
+            Column("id", _name(255), primary_key=True),
+            *_stamps("paused_at"),
+            **_INNODB,
+        )
+        self.worker = Table(
+            f"{prefix}worker",
+            metadata,
+            Column("host", _name(255), primary_key=True),
+            *_stamps("heartbeat_at", "started_at"),
+            **_INNODB,
+        )
+        self.semaphore = Table(
+            f"{prefix}semaphore",
+            metadata,
+            _serial(),
+            Column("name", _name(255), nullable=False),
+            # NULL: deleted, and the row kept for its fence
+            Column("capacity", Integer()),
+            Column("fence", BigInteger(), nullable=False, server_default=text("0")),
+            # no more permits are held than this: raised by each grant, and lowered by one that sums them; NULL:
+            # not known
+            Column("used_at_most", BigInteger()),
+            # created by a lease at its first use, and deleted when it is no longer used
+            Column("on_demand", Boolean(), nullable=False, server_default=false()),
+            *_stamps("created_at", "updated_at"),
+            UniqueConstraint("name", name=f"{prefix}semaphore_by_name"),
+            **_INNODB,
+            sqlite_autoincrement=True,
+        )
+        self.permit_request = Table(
+            f"{prefix}permit_request",
+            metadata,
+            _serial(),
+            Column("external_id", _name(255), nullable=False),
+            Column("owner", _name(255)),
+            Column("state", _name(16), nullable=False),
+            Column("ttl_seconds", Double()),
+            Column("token", _name(32)),
+            *_stamps("renewed_at", "created_at", "updated_at"),
+            UniqueConstraint("external_id", name=f"{prefix}request_by_id"),
+            Index(f"{prefix}request_by_state", "state", "updated_at"),
+            **_INNODB,
+            sqlite_autoincrement=True,
+        )
+        self.permit = Table(
+            f"{prefix}permit",
+            metadata,
+            _serial(),
+            Column("semaphore_id", BigInteger(), nullable=False),
+            Column("permit_request_id", BigInteger(), nullable=False),
+            Column("count", Integer(), nullable=False),
+            Column("fence", BigInteger(), nullable=False),
+            Column("state", _name(16), nullable=False),
+            _held(prefix),
+            Index(f"{prefix}permit_by_request", "permit_request_id"),
+            **_INNODB,
+            sqlite_autoincrement=True,
+        )
+        self.semaphore_history = Table(
+            f"{prefix}semaphore_history",
+            metadata,
+            _serial(),
+            Column("semaphore_id", BigInteger(), nullable=False),
+            Column("old_capacity", Integer()),
+            Column("new_capacity", Integer()),
+            Column("changed_by", _name(255)),
+            *_stamps("changed_at"),
+            Index(f"{prefix}history_by_semaphore", "semaphore_id", "id"),
+            **_INNODB,
+            sqlite_autoincrement=True,
+        )
 
 
 @functools.cache
 def tables(schema: str | None, prefix: str) -> Tables:
     """Return the tables in ``schema`` (``None`` where the engine has none), with ``prefix`` before their names."""
-    return describe(MetaData(schema=schema), prefix)
-
-
-def describe(metadata: MetaData, prefix: str) -> Tables:
-    """Define the tables in ``metadata``."""
-    return Tables(
-        installed=_installed(metadata, prefix),
-        locked_keys=_locked_keys(metadata, prefix),
-        task_state=_task_state(metadata, prefix),
-        task_timeout=_task_timeout(metadata, prefix),
-        task=_task(metadata, prefix),
-        job=_job(metadata, prefix),
-        paused_queue=_paused_queue(metadata, prefix),
-        worker=_worker(metadata, prefix),
-        semaphore=_semaphore(metadata, prefix),
-        permit_request=_permit_request(metadata, prefix),
-        permit=_permit(metadata, prefix),
-        semaphore_history=_semaphore_history(metadata, prefix),
-    )
-
-
-def _installed(metadata: MetaData, prefix: str) -> Table:
-    return Table(
-        f"{prefix}installed",
-        metadata,
-        Column("step", _name(32), primary_key=True),
-        Column("installed_by", _name(32), nullable=False),
-        **_INNODB,
-    )
-
-
-def _locked_keys(metadata: MetaData, prefix: str) -> Table:
-    return Table(
-        f"{prefix}locked_keys",
-        metadata,
-        Column("key", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=False),
-        Column("ts", Instant(), nullable=False, server_default=Now()),
-        **_INNODB,
-    )
-
-
-def _task_state(metadata: MetaData, prefix: str) -> Table:
-    return Table(
-        f"{prefix}task_state",
-        metadata,
-        *_identity(),
-        Column("acquired", Boolean(), nullable=False, server_default=false()),
-        Column("owner", _name(255)),
-        *_token(),
-        Column("acquired_at", Instant()),
-        Column("retries_left", Integer()),
-        **_INNODB,
-    )
-
-
-def _task_timeout(metadata: MetaData, prefix: str) -> Table:
-    return Table(
-        f"{prefix}task_timeout",
-        metadata,
-        *_identity(),
-        Column("ts", BigInteger(), nullable=False, server_default=text("0")),
-        Column("timeout", BigInteger(), nullable=False),
-        *_token(),
-        Column("retries_left", Integer()),
-        **_INNODB,
-    )
-
-
-def _task(metadata: MetaData, prefix: str) -> Table:
-    table = Table(
-        f"{prefix}task",
-        metadata,
-        *_identity(),
-        Column("status", _name(64), nullable=False, server_default="done"),
-        Column("claim", BigInteger(), nullable=False, server_default=text("0")),
-        Column("updated_at", Instant(), nullable=False, server_default=Now()),
-        Column("timeout", BigInteger()),
-        Column("retries_left", Integer()),
-        **_INNODB,
-    )
-    at = table.c
-    if metadata.schema:
-        Index("task_ready", at.queue_id, at.id, postgresql_where=at.status.in_(["done", "failed"]))
-        Index("task_captured", at.updated_at, postgresql_where=at.status == "in_progress")
-    else:
-        Index(f"{prefix}task_ready", at.queue_id, at.status, at.id)
-        Index(f"{prefix}task_captured", at.status, at.updated_at)
-    return table
-
-
-def _job(metadata: MetaData, prefix: str) -> Table:
-    table = Table(
-        f"{prefix}job",
-        metadata,
-        Column("internal_id", BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True),
-        Column("external_id", ExternalId(), nullable=False),
-        Column("queue_id", _name(255), nullable=False, server_default="default"),
-        Column("payload", Payload(), nullable=False),
-        Column("priority", Integer(), nullable=False, server_default=text("0")),
-        Column("run_at", Instant(), nullable=False, server_default=Now()),
-        Column("claim", BigInteger(), nullable=False, server_default=text("0")),
-        Column("attempts", Integer(), nullable=False, server_default=text("0")),
-        Column("max_attempts", Integer(), nullable=False, server_default=text("5")),
-        Column("processing_host", _name(255)),
-        Column("created_at", Instant(), nullable=False, server_default=Now()),
-        Column("started_at", Instant()),
-        Column("completed_at", Instant()),
-        Column("failed_at", Instant()),
-        Column("error", Text()),
-        sqlite_autoincrement=True,
-        **_INNODB,
-    )
-    Index(f"{prefix}job_external_id", table.c.external_id, unique=True)
-    job_indexes(dict(table.c.items()), f"{prefix}job", partial=metadata.schema is not None)
-    return table
+    return Tables(MetaData(schema=schema), prefix)
 
 
 def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> list[Index]:
@@ -212,97 +241,6 @@ def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> 
         there = at[role].is_not(None)
         made.append(Index(f"{prefix}_{name}", at[role], postgresql_where=there, sqlite_where=there))
     return made
-
-
-def _paused_queue(metadata: MetaData, prefix: str) -> Table:
-    return Table(
-        f"{prefix}paused_queue",
-        metadata,
-        Column("id", _name(255), primary_key=True),
-        *_stamps("paused_at"),
-        **_INNODB,
-    )
-
-
-def _worker(metadata: MetaData, prefix: str) -> Table:
-    return Table(
-        f"{prefix}worker",
-        metadata,
-        Column("host", _name(255), primary_key=True),
-        *_stamps("heartbeat_at", "started_at"),
-        **_INNODB,
-    )
-
-
-def _semaphore(metadata: MetaData, prefix: str) -> Table:
-    return Table(
-        f"{prefix}semaphore",
-        metadata,
-        _serial(),
-        Column("name", _name(255), nullable=False),
-        # NULL: deleted, and the row kept for its fence
-        Column("capacity", Integer()),
-        Column("fence", BigInteger(), nullable=False, server_default=text("0")),
-        # no more permits are held than this: raised by each grant, and lowered by one that sums them; NULL: not known
-        Column("used_at_most", BigInteger()),
-        # created by a lease at its first use, and deleted when it is no longer used
-        Column("on_demand", Boolean(), nullable=False, server_default=false()),
-        *_stamps("created_at", "updated_at"),
-        UniqueConstraint("name", name=f"{prefix}semaphore_by_name"),
-        **_INNODB,
-        sqlite_autoincrement=True,
-    )
-
-
-def _permit_request(metadata: MetaData, prefix: str) -> Table:
-    return Table(
-        f"{prefix}permit_request",
-        metadata,
-        _serial(),
-        Column("external_id", _name(255), nullable=False),
-        Column("owner", _name(255)),
-        Column("state", _name(16), nullable=False),
-        Column("ttl_seconds", Double()),
-        Column("token", _name(32)),
-        *_stamps("renewed_at", "created_at", "updated_at"),
-        UniqueConstraint("external_id", name=f"{prefix}request_by_id"),
-        Index(f"{prefix}request_by_state", "state", "updated_at"),
-        **_INNODB,
-        sqlite_autoincrement=True,
-    )
-
-
-def _permit(metadata: MetaData, prefix: str) -> Table:
-    return Table(
-        f"{prefix}permit",
-        metadata,
-        _serial(),
-        Column("semaphore_id", BigInteger(), nullable=False),
-        Column("permit_request_id", BigInteger(), nullable=False),
-        Column("count", Integer(), nullable=False),
-        Column("fence", BigInteger(), nullable=False),
-        Column("state", _name(16), nullable=False),
-        _held(prefix),
-        Index(f"{prefix}permit_by_request", "permit_request_id"),
-        **_INNODB,
-        sqlite_autoincrement=True,
-    )
-
-
-def _semaphore_history(metadata: MetaData, prefix: str) -> Table:
-    return Table(
-        f"{prefix}semaphore_history",
-        metadata,
-        _serial(),
-        Column("semaphore_id", BigInteger(), nullable=False),
-        Column("old_capacity", Integer()),
-        Column("new_capacity", Integer()),
-        Column("changed_by", _name(255)),
-        *_stamps("changed_at"),
-        Index(f"{prefix}history_by_semaphore", "semaphore_id", "id"),
-        **_INNODB,
-        sqlite_autoincrement=True,
-    )
 
 
 def ExternalId() -> Any:

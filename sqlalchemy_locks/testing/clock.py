@@ -49,7 +49,7 @@ class Clock:
         """
         passed = bounded_seconds(seconds, "seconds")
         context = build_context(self._engine.dialect, self._engine.get_execution_options())
-        shipped: list[Table] = list(context.tables)
+        shipped = context.tables.job.metadata.sorted_tables
         with self._engine.begin() as connection:
             for table in shipped:
                 # PostgreSQL has a view of this name, and nothing depends on the age of a key

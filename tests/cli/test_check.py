@@ -131,7 +131,7 @@ def test_check_warns_of_clock_difference(hours: int, sqlite: Cli, monkeypatch: p
     ("name", "spelt", "level"),
     [
         ("PostgreSQL", "11.22", "problem"),
-        ("PostgreSQL", "12.1", "warning"),
+        ("PostgreSQL", "12.1", "problem"),
         ("PostgreSQL", "15.1", "ok"),
         ("MySQL", "8.0.12", "problem"),
         ("MySQL", "8.0.13", "ok"),

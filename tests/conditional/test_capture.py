@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Enum, Integer, MetaData, NullPool, Table, text, update
+from sqlalchemy import Engine, NullPool, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.fixtures.parties import ENGINES, EVERYWHERE, all_of, connected, installed, unused
-from tests.fixtures.task_models import Kind
 
 mutex = sl.Mutex()
 engines = pytest.mark.parametrize("name", ENGINES)
@@ -111,22 +110,3 @@ def test_autocommit_is_refused_for_two_statements(engine: Engine, name: str) -> 
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         with pytest.raises(sl.Unsupported, match="autocommit"):
             connection.execute(mutex.capture(2))
-
-
-@engines
-def test_captured_enum_ids_are_ordered(engine: Engine, name: str) -> None:
-    t = Table(
-        "own_enum",
-        MetaData(),
-        Column("id", Enum(Kind), primary_key=True),
-        Column("taken", Integer, nullable=False),
-    )
-    t.create(engine, checkfirst=True)
-    own = sl.Mutex(t, id=t.c.id, acquired=t.c.taken)
-    with Session(engine) as session:
-        session.scalar(own.create(*Kind))
-        session.execute(update(t).where(t.c.id == Kind.SMS).values(taken=2))
-        assert session.scalars(own.capture(9)).all() == [Kind.MAIL]  # 2 isn't free
-        assert session.scalar(own.release(Kind.SMS)) is True
-        assert session.scalars(own.capture(9)).all() == [Kind.SMS]
-        session.rollback()

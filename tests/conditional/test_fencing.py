@@ -10,7 +10,6 @@ from sqlalchemy import (
     BigInteger,
     Column,
     Engine,
-    Integer,
     MetaData,
     NullPool,
     String,
@@ -21,12 +20,11 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import InvalidRequestError
 from sqlalchemy.orm import Session, aliased
 
 import sqlalchemy_locks as sl
 from tests.fixtures.parties import ENGINES, EVERYWHERE, connected, installed, unused
-from tests.fixtures.task_models import Base, Import, Parent, imports
+from tests.fixtures.task_models import Base, Import, imports
 
 mutex = sl.Mutex()
 metadata = MetaData()
@@ -143,36 +141,6 @@ def test_loaded_objects_are_refreshed(engine: Engine, name: str) -> None:
 
 
 @engines
-def test_condition_may_read_other_tables(engine: Engine, name: str) -> None:
-    book = page(engine, 1)
-    with Session(engine) as session:
-        session.add(Parent(id=int(book.rpartition(" ")[2]), locked=True))
-        session.flush()
-        other = select(Parent.id).where(Parent.id == int(book.rpartition(" ")[2])).exists()
-        statement = update(pages).where(pages.c.book == book, pages.c.number == 1, other).values(body="seen")
-        assert session.scalar(sl.fenced(statement, pages.c.fence, 1)) is True
-        session.rollback()
-
-
-def test_invalid_input_is_refused() -> None:
-    good = update(pages).where(pages.c.number == 1).values(body="x")
-    for token in (0, -1, 2**63):
-        with pytest.raises(ValueError, match="fencing token"):
-            sl.fenced(good, pages.c.fence, token)
-    for token in (True, "1", 1.0, None):
-        with pytest.raises(TypeError, match="fencing token"):
-            sl.fenced(good, pages.c.fence, token)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="UPDATE"):
-        sl.fenced(select(pages), pages.c.fence, 1)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="not a column of own_page"):
-        sl.fenced(good, Import.fence, 1)
-    with pytest.raises(sl.Unsupported, match="RETURNING"):
-        sl.fenced(good.returning(pages.c.body), pages.c.fence, 1)
-    with pytest.raises((TypeError, ValueError)):
-        sl.fenced(update(aliased(Import)).values(body="x"), Import.fence, 1)
-
-
-@engines
 def test_condition_on_an_alias_does_not_select_the_row(engine: Engine, name: str) -> None:
     book = page(engine, 1, 2)
     locks = sl.Locks(engine)
@@ -190,7 +158,20 @@ def test_condition_on_an_alias_does_not_select_the_row(engine: Engine, name: str
     with engine.connect() as connection:
         found = connection.scalars(select(pages.c.body).where(pages.c.book == book).order_by(pages.c.number)).all()
     assert found == [None, "newer"]
-    with pytest.raises((sl.Unsupported, TypeError, ValueError)):
+
+
+def test_invalid_input_is_refused() -> None:
+    good = update(pages).where(pages.c.number == 1).values(body="x")
+    for token, error in ((0, ValueError), (2**63, ValueError), (True, TypeError), ("1", TypeError)):
+        with pytest.raises(error, match="fencing token"):
+            sl.fenced(good, pages.c.fence, token)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="UPDATE"):
+        sl.fenced(select(pages), pages.c.fence, 1)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not a column of own_page"):
+        sl.fenced(good, Import.fence, 1)
+    with pytest.raises(sl.Unsupported, match="RETURNING"):
+        sl.fenced(good.returning(pages.c.body), pages.c.fence, 1)
+    with pytest.raises((TypeError, ValueError)):
         sl.fenced(update(aliased(Import)).values(body="x"), Import.fence, 1)
 
 
@@ -201,25 +182,3 @@ def test_several_rows_in_sqlite_autocommit_are_refused(tmp_path: Any) -> None:
     with engine.connect() as connection, pytest.raises(sl.Unsupported, match="autocommit"):
         connection.execute(sl.fenced(update(pages).where(pages.c.book == book).values(body="x"), pages.c.fence, 1))
     engine.dispose()
-
-
-@engines
-def test_column_with_a_key_of_its_own(engine: Engine, name: str) -> None:
-    t = Table(
-        "own_renamed",
-        MetaData(),
-        Column("id", Integer, primary_key=True, autoincrement=False),
-        Column("body_txt", String(20), key="body"),
-        Column("fence", BigInteger),
-    )
-    t.create(engine, checkfirst=True)
-    with Session(engine) as session:
-        session.execute(t.delete())
-        session.execute(t.insert().values(id=1))
-        for values in ({"body": "x"}, {t.c.body: "x"}):
-            statement = update(t).where(t.c.id == 1).values(values)
-            assert session.scalar(sl.fenced(statement, "fence", 1)) is True
-        ordered = update(t).where(t.c.id == 1).ordered_values((t.c.body, "x"))
-        with pytest.raises((sl.Unsupported, InvalidRequestError)):
-            session.scalar(sl.fenced(ordered, t.c.fence, 1))
-        session.rollback()

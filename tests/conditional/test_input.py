@@ -40,7 +40,7 @@ def test_invalid_names_are_refused(name: Any, error: type[Exception]) -> None:
                 with pytest.raises(error):
                     call("a", queue=name)
             with pytest.raises(error):
-                pattern.capture(1, queue=name)
+                mutex.capture(1, queue=name)
     with pytest.raises(error):
         mutex.release(name)
     if name is not None:
@@ -55,7 +55,7 @@ def test_invalid_names_are_refused(name: Any, error: type[Exception]) -> None:
 def test_invalid_numbers_are_refused(pattern: Any) -> None:
     for limit, error in ((0, ValueError), (-1, ValueError), (2**31, ValueError), (True, TypeError), ("3", TypeError)):
         with pytest.raises(error):
-            pattern.capture(limit)
+            mutex.capture(limit)
     for retries, error in (
         (-1, ValueError),
         (2**31, ValueError),

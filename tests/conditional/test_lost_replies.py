@@ -295,7 +295,7 @@ def test_set_retries_is_not_repeated(servers: Any, name: str, driver: str) -> No
             assert other.mutex.acquire(id) is False
 
 
-@pytest.mark.parametrize("type_", [CHAR(40), Uuid(as_uuid=False), String(32), Uuid()], ids=repr)
+@pytest.mark.parametrize("type_", [CHAR(40), Uuid()], ids=repr)
 @sync
 def test_nonce_is_recognized_in_any_column_type(servers: Any, name: str, driver: str, type_: Any) -> None:
     id = unused()

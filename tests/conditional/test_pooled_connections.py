@@ -14,21 +14,6 @@ from tests.fixtures.parties import async_connected, connected, installed, unused
 mutex = sl.Mutex()
 
 
-@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
-def test_connect_event_that_leaves_a_transaction_open(servers: Any, driver: str) -> None:
-    with connected(installed(servers, "postgresql15", driver)) as engine:
-
-        @event.listens_for(engine, "connect")
-        def connect(connection: Any, record: Any) -> None:
-            cursor = connection.cursor()
-            cursor.execute("SELECT 1")
-            cursor.close()
-
-        locks = sl.Locks(engine)
-        assert locks.mutex.acquire(unused()) is True
-        assert locks.once_per(unused(), every=60) is True
-
-
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 @pytest.mark.parametrize("what", ["connect", "checkout"])
 def test_async_listener_that_leaves_a_transaction_open(servers: Any, driver: str, what: str) -> None:

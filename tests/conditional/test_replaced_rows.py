@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, insert, select, update
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
@@ -43,20 +41,6 @@ def test_waiting_acquire_never_makes_two_holders(
         token = waiting.result(PATIENCE)
     assert token in ([None] if holds else [None, 7])
     assert sl.Locks(engine).run(MUTEX.acquire(id)) is (token is None and not holds)
-
-
-def test_older_snapshot_is_a_serialization_failure(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
-    engine, watched, id = engine_to("postgresql15", isolation_level="REPEATABLE READ"), watch("postgresql15"), unused()
-    table = table_of(engine, "task_state")
-    with engine.begin() as connection:
-        connection.execute(insert(table), {"queue_id": "default", "id": id, "acquired": 0, "fence": 0})
-    with engine.connect() as holder, Session(engine) as session:
-        holder.execute(table.delete().where(table.c.id == id))
-        waiting = later(session.scalar, MUTEX.acquire(id))
-        watched.until_waiting(waiting)
-        holder.commit()
-        with pytest.raises(DBAPIError, match="could not serialize"):
-            waiting.result(PATIENCE)
 
 
 @pytest.mark.parametrize("name", ENGINES)

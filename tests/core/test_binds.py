@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from sqlalchemy import Delete, Engine, Update, insert, select
 from sqlalchemy.exc import UnboundExecutionError
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import sqlalchemy_locks as sl
 from tests.conftest import install
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import async_connected, connected, seen, unused
+from tests.fixtures.parties import connected, seen, unused
 
 
 class Base(DeclarativeBase):
@@ -60,16 +58,6 @@ def test_a_row_lock_uses_the_bind_of_its_mapper(two: tuple[Engine, Engine]) -> N
         with seen(books) as at_books, seen(shelves) as at_shelves:
             session.scalar(sl.lock.row(Book, 1))
         assert (bool(at_books), at_shelves) == (True, [])
-
-
-def test_binds_may_name_tables_and_classes(two: tuple[Engine, Engine]) -> None:
-    books, shelves = two
-    with Session(binds={Book.__table__: books, Shelf: shelves}) as session, seen(books) as at_books:
-        session.execute(sl.lock.row(Book.__table__, 1))
-        assert at_books
-        at_books.clear()
-        session.execute(sl.lock.row(Shelf, 1))
-        assert not at_books
 
 
 def test_a_key_goes_to_the_sessions_own_bind(two: tuple[Engine, Engine]) -> None:
@@ -124,21 +112,6 @@ def test_a_splitting_session_sends_locks_to_the_writer(two: tuple[Engine, Engine
         read.clear()
         session.execute(make())
         assert (read, bool(written)) == ([], True)
-
-
-def test_a_splitting_async_session_sends_locks_to_the_writer(servers: Any) -> None:
-    async def main() -> None:
-        urls = [servers.fresh("sqlite", "aiosqlite") for _ in range(2)]
-        for url in urls:
-            install(url.replace("+aiosqlite", ""))
-        async with async_connected(urls[0]) as writer, async_connected(urls[1]) as reader:
-            splitting = routing(writer.sync_engine, reader.sync_engine)
-            async with AsyncSession(sync_session_class=splitting) as session:
-                with seen(writer) as written, seen(reader) as read:
-                    assert await session.scalar(sl.lock.try_exclusive("a")) is True
-                assert (read, bool(written)) == ([], True)
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])

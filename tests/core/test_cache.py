@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, text
-from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
@@ -52,19 +51,6 @@ def test_fifty_keys_are_fifty_keys(engine_to: MakeEngine, shared: bool) -> None:
             connection.scalar(attempt(key) if n % 2 else take(key))
         rows = connection.execute(text("SELECT key, mode FROM lock.locked_keys WHERE pid = pg_backend_pid()"))
         assert sorted(rows) == sorted((key, "shared" if shared else "exclusive") for key in keys)
-
-
-@pytest.mark.parametrize("name", ["mysql", "mariadb"])
-def test_fifty_keys_are_fifty_rows(engine_to: MakeEngine, name: str) -> None:
-    keys = [sl.lock.key(unused()) for _ in range(50)]
-    makes = (sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, sl.lock.try_shared)
-    # a level at which a transaction sees commits of others, and of a try's own second connection
-    with engine_to(name, isolation_level="READ COMMITTED").begin() as connection:
-        before = set(connection.scalars(text("SELECT `key` FROM lock_locked_keys")))
-        for n, key in enumerate(keys):
-            connection.execute(makes[n % 4](key))
-        after = set(connection.scalars(text("SELECT `key` FROM lock_locked_keys")))
-        assert after - before == set(keys)
 
 
 def operations() -> list[Any]:
@@ -127,16 +113,6 @@ def test_cached_row_locks_differ_by_table(engine_to: MakeEngine, compiled: list[
             assert connection.execute(sl.lock.row(one, n)).one() == (n, f"one {n}")
             assert connection.execute(sl.lock.row(two, n)).one() == (n, f"two {n}")
         assert compiled == ["generated in"] * 2 + ["cached since"] * 4
-
-
-def test_locks_work_without_a_compiled_cache(engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15").execution_options(compiled_cache=None)
-    keys = [unused(), unused()]
-    with engine.begin() as connection, Session(connection) as session:
-        for key in keys:
-            session.execute(sl.lock.exclusive(key))
-        held = connection.scalars(text("SELECT key FROM lock.locked_keys WHERE pid = pg_backend_pid()"))
-        assert set(held) == {sl.lock.key(key) for key in keys}
 
 
 def cache_of(engine: Engine) -> list[Any]:

@@ -65,24 +65,6 @@ def test_the_sessions_event_sees_the_operation_once(engine: Engine, make: Any) -
     assert state.is_orm_statement
 
 
-def test_the_sessions_event_can_replace_the_operation(engine: Engine) -> None:
-    asked, key = unused(), unused()
-    with Session(engine) as session:
-
-        @event.listens_for(session, "do_orm_execute")
-        def instead(state: ORMExecuteState) -> Any:
-            if state.statement.get_execution_options().get("another"):
-                state.statement = sl.lock.try_exclusive(key)
-                return None
-            return state.invoke_statement()
-
-        assert session.scalar(sl.lock.try_exclusive(asked)) is True
-        assert session.scalar(sl.lock.exclusive(asked).execution_options(another=True)) is True
-        if engine.dialect.name == "postgresql":
-            with engine.connect() as other:
-                assert other.scalar(sl.lock.try_exclusive(key)) is False
-
-
 def test_a_session_is_flushed_before(engine: Engine) -> None:
     with Session(engine) as session:
         session.add(Note(id=2))
@@ -91,43 +73,6 @@ def test_a_session_is_flushed_before(engine: Engine) -> None:
         inserts = [n for n, statement in enumerate(statements) if statement.startswith("INSERT INTO note_for_events")]
         assert inserts == [0]
         assert len(statements) > 1
-
-
-def test_a_row_that_was_just_added_can_be_locked(engine: Engine) -> None:
-    with Session(engine) as session:
-        note = Note(id=3)
-        session.add(note)
-        assert session.scalar(sl.lock.row(Note, 3)) is note
-
-
-@pytest.mark.parametrize("way", ["no_autoflush", "autoflush=False", "option", "option of the call"])
-def test_a_session_is_not_flushed_without_autoflush(engine: Engine, way: str) -> None:
-    operation = sl.lock.exclusive(unused())
-    with Session(engine, autoflush=way != "autoflush=False") as session:
-        session.add(Note(id=4))
-        with seen(engine) as statements:
-            if way == "no_autoflush":
-                with session.no_autoflush:
-                    session.execute(operation)
-            elif way == "option":
-                session.execute(operation.execution_options(autoflush=False))
-            elif way == "option of the call":
-                session.execute(operation, execution_options={"autoflush": False})
-            else:
-                session.execute(operation)
-        assert statements
-        assert not any(statement.startswith("INSERT INTO note_for_events") for statement in statements)
-        session.rollback()
-
-
-def test_a_flush_that_fails_locks_nothing(engine: Engine) -> None:
-    with Session(engine) as session, session.begin():
-        session.add(Note(id=5))
-    with Session(engine) as session:
-        session.add(Note(id=5))
-        with seen(engine) as statements, pytest.raises(Exception, match=r"UNIQUE|duplicate"):
-            session.execute(sl.lock.exclusive(unused()))
-        assert len(statements) == 1
 
 
 @pytest.mark.parametrize(
@@ -140,14 +85,6 @@ def test_parameters_are_refused(engine: Engine, parameters: Any) -> None:
             with pytest.raises(TypeError, match="carries its own values"):
                 execute(operation, parameters)
         assert statements == []
-
-
-def test_empty_parameters_are_accepted(engine: Engine) -> None:
-    operation = sl.lock.try_exclusive(unused())
-    with engine.connect() as connection, Session(connection) as session:
-        for nothing in (None, {}, [{}]):
-            assert connection.execute(operation, nothing).scalar() is True
-            assert session.execute(operation, nothing).scalar() is True
 
 
 def test_the_session_continues_after_an_operation(engine: Engine) -> None:

@@ -11,7 +11,6 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, install
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import connected, seen, unused
 
 ELSEWHERE = {"schema_translate_map": {"lock": "Elsewhere"}}
@@ -25,25 +24,9 @@ def at_the_engine(engine: Engine, operation: Any, options: dict[str, Any]) -> An
         return connection.scalar(operation)
 
 
-def at_the_engine_of_a_session(engine: Engine, operation: Any, options: dict[str, Any]) -> Any:
-    with Session(engine.execution_options(**options)) as session:
-        return session.scalar(operation)
-
-
 def at_the_connection(engine: Engine, operation: Any, options: dict[str, Any]) -> Any:
     with engine.begin() as connection:
         return connection.execution_options(**options).scalar(operation)
-
-
-def at_the_sessions_connection(engine: Engine, operation: Any, options: dict[str, Any]) -> Any:
-    with Session(engine) as session:
-        session.connection(execution_options=options)
-        return session.scalar(operation)
-
-
-def at_a_call_of_the_connection(engine: Engine, operation: Any, options: dict[str, Any]) -> Any:
-    with engine.begin() as connection:
-        return connection.scalar(operation, execution_options=options)
 
 
 def at_a_call_of_the_session(engine: Engine, operation: Any, options: dict[str, Any]) -> Any:
@@ -63,10 +46,7 @@ def at_locks(engine: Engine, operation: Any, options: dict[str, Any]) -> Any:
 
 LEVELS = [
     at_the_engine,
-    at_the_engine_of_a_session,
     at_the_connection,
-    at_the_sessions_connection,
-    at_a_call_of_the_connection,
     at_a_call_of_the_session,
     at_the_operation,
     at_locks,
@@ -100,24 +80,6 @@ def test_the_prefix_is_an_option_of_every_level(elsewhere: dict[str, str], level
         assert level(engine, sl.lock.try_exclusive(key), PREFIXED) is True
         assert any("mine_locked_keys" in statement for statement in statements)
         assert not any("lock_locked_keys" in statement for statement in statements)
-
-
-@pytest.mark.parametrize("name", ["mysql", "mariadb"])
-def test_every_operation_knows_the_prefix(elsewhere: dict[str, str], name: str) -> None:
-    with connected(elsewhere[name], execution_options=PREFIXED) as engine:
-        a, b, c = unused(), unused(), unused()
-        with engine.begin() as connection:
-            assert connection.scalar(sl.lock.create(a, b)) == 2
-            assert connection.scalar(sl.lock.try_shared(a)) is True
-            connection.execute(sl.lock.shared(c))
-            connection.execute(sl.lock.unlock(b))
-            look = text("SELECT `key` FROM mine_locked_keys")
-            keys = set(connection.scalars(look))
-            with engine.connect() as other:  # a row that was inserted on a side connection isn't in an older snapshot
-                assert {sl.lock.key(a), sl.lock.key(c)} <= keys | set(other.scalars(look))
-        with engine.begin() as connection:
-            connection.execute(text("UPDATE mine_locked_keys SET ts = ts - INTERVAL 1 HOUR"))
-        assert sl.Locks(engine).run(sl.lock.vacuum()) >= 2
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
@@ -159,31 +121,6 @@ def test_prefixes_do_not_mix_on_one_engine(servers: Any, name: str) -> None:
         for table, first in (("lock_locked_keys", 0), ("mine_locked_keys", 1)):
             keys = connection.scalars(text(f"SELECT `key` FROM {table} ORDER BY `key`")).all()
             assert keys == [first, first + 2, first + 4, 100 + first, 102 + first, 104 + first]
-
-
-def test_other_options_reach_the_statement(engine_to: MakeEngine) -> None:
-    """Such as an option by which an app's event adds a comment to statements."""
-    from sqlalchemy import event
-
-    engine = engine_to("postgresql15")
-    tags: list[Any] = []
-
-    @event.listens_for(engine, "before_cursor_execute")
-    def note(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
-        tags.append(context.execution_options.get("tag"))
-
-    with Session(engine) as session:
-        session.execute(sl.lock.exclusive(unused()))  # the first operation asks the server
-        tags.clear()
-        session.execute(sl.lock.exclusive(unused()).execution_options(tag="operation"))
-        session.execute(sl.lock.exclusive(unused()), execution_options={"tag": "call"})
-        session.execute(
-            sl.lock.exclusive(unused()).execution_options(tag="operation"), execution_options={"tag": "call"}
-        )
-        session.connection().execution_options(tag="connection")
-        session.execute(sl.lock.exclusive(unused()))
-    assert tags == ["operation", "call", "call", "connection"]
-    assert sl.lock.exclusive("a").execution_options(tag=1).get_execution_options()["tag"] == 1
 
 
 def test_options_make_a_new_operation() -> None:

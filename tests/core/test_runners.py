@@ -6,13 +6,12 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncSession
-from sqlalchemy.orm import Session, scoped_session, sessionmaker
+from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import ASYNC, ENGINES, async_connected, installed, seen, unused
+from tests.fixtures.parties import ASYNC, ENGINES, async_connected, installed, unused
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -32,26 +31,6 @@ def test_each_way_of_a_connection_and_a_session(engine_to: MakeEngine, name: str
         assert session.scalars(operation).all() == [True]
         assert session.scalar(sl.lock.shared(unused())) is None
         assert session.connection().scalar(operation) is True
-
-
-@pytest.mark.parametrize("name", ENGINES)
-def test_the_same_operation_twice_is_two_executions(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
-    operation = sl.lock.exclusive(unused())
-    with engine.begin() as connection:
-        connection.execute(operation)  # execute the checks that are made once per engine
-    counts = []
-    for _ in range(2):
-        with engine.begin() as connection, seen(engine) as statements:
-            connection.execute(operation)
-            counts.append(len(statements))
-    assert counts[0] == counts[1] > 0
-    with engine.begin() as holder:
-        holder.execute(operation)
-        with engine.begin() as other:
-            assert other.scalar(sl.lock.try_exclusive(key_of(operation))) is False
-    with engine.begin() as other:
-        assert other.scalar(sl.lock.try_exclusive(key_of(operation))) is True
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC.values(), ids=ASYNC)
@@ -76,35 +55,6 @@ def test_each_way_of_their_async_twins(servers: Any, name: str, driver: str) -> 
     asyncio.run(main())
 
 
-def test_an_operation_can_be_streamed(servers: Any) -> None:
-    async def main() -> None:
-        async with async_connected(installed(servers, "sqlite", "aiosqlite")) as engine:
-            async with AsyncSession(engine) as session:
-                streamed = await session.stream_scalars(sl.lock.try_exclusive(unused()))
-                assert [value async for value in streamed] == [True]
-
-    asyncio.run(main())
-
-
-def test_a_scoped_session_executes_operations(engine_to: MakeEngine) -> None:
-    scoped = scoped_session(sessionmaker(engine_to("sqlite")))
-    assert scoped.scalar(sl.lock.try_exclusive("a")) is True
-    scoped.remove()
-
-
-def test_a_rolled_back_savepoint_releases_its_locks(engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15")
-    before, inside = unused(), unused()
-    with engine.begin() as holder, engine.begin() as other:
-        holder.execute(sl.lock.exclusive(before))
-        with pytest.raises(RuntimeError), holder.begin_nested():
-            holder.execute(sl.lock.exclusive(inside))
-            assert other.scalar(sl.lock.try_exclusive(inside)) is False
-            raise RuntimeError("the savepoint is rolled back")
-        assert other.scalar(sl.lock.try_exclusive(inside)) is True
-        assert other.scalar(sl.lock.try_exclusive(before)) is False
-
-
 def test_repr_shows_name_and_values() -> None:
     operation = sl.lock.exclusive("a")
     assert repr(operation) == str(operation) == "<lock.exclusive(lock_key=-3848465438864589366)>"
@@ -117,12 +67,3 @@ def test_an_operation_has_no_truth_of_its_own() -> None:
     """``if sl.lock.try_exclusive("a"):`` executes nothing, so it must raise and not be true."""
     with pytest.raises(TypeError):
         bool(sl.lock.try_exclusive("a"))
-
-
-def test_an_operation_is_no_part_of_another_statement() -> None:
-    with pytest.raises(Exception, match=r"expected|Expected"):
-        select(sl.lock.try_exclusive("a"))  # type: ignore[call-overload]
-
-
-def key_of(operation: sl.Operation[Any]) -> int:
-    return int(repr(operation).partition("=")[2].rstrip(")>"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import inspect
@@ -12,14 +11,13 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, event, text
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects.postgresql import PostgreSQL
 from sqlalchemy_locks.facade.run import run_alone
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import ASYNC, EVERYWHERE, async_connected, installed, unused
+from tests.fixtures.parties import EVERYWHERE, unused
 
 ACQUIRE: list[Any] = [sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, sl.lock.try_shared]
 DRIVERS = [*EVERYWHERE.items(), ("postgresql15", "psycopg2"), ("mariadb", "pymysql")]
@@ -51,26 +49,6 @@ def test_a_lock_is_refused(engine_to: MakeEngine, name: str, driver: str, way: s
 
 
 @databases
-def test_nothing_is_left_of_it(engine_to: MakeEngine, name: str, driver: str) -> None:
-    key = unused()
-    engine = engine_to(name, driver)
-    with engine.connect() as connection:
-        automatic = connection.execution_options(isolation_level="AUTOCOMMIT")
-        for make in ACQUIRE:
-            with pytest.raises(sl.Unsupported):
-                automatic.execute(make(key))
-        with engine.connect() as other:
-            assert other.scalar(sl.lock.try_exclusive(key)) is True
-
-
-@databases
-def test_permanent_operations_are_allowed(engine_to: MakeEngine, name: str, driver: str) -> None:
-    with engine_to(name, driver, isolation_level="AUTOCOMMIT").connect() as connection:
-        assert connection.scalar(sl.lock.create(unused())) >= 0
-        assert connection.scalar(sl.lock.vacuum()) >= 0
-
-
-@databases
 def test_locks_of_an_engine_in_autocommit(engine_to: MakeEngine, name: str, driver: str) -> None:
     """They open a transaction nevertheless, and leave the connection as it was."""
     engine = engine_to(name, driver, isolation_level="AUTOCOMMIT", pool_size=1, max_overflow=0)
@@ -90,25 +68,6 @@ def test_locks_of_an_engine_in_autocommit(engine_to: MakeEngine, name: str, driv
     with locks.shared(key) as held:
         held.session.execute(text("SELECT 1"))
         held.check()
-
-
-@pytest.mark.parametrize(("name", "driver"), ASYNC.values(), ids=ASYNC)
-def test_async_locks_are_refused(servers: Any, name: str, driver: str) -> None:
-    async def main() -> None:
-        key = unused()
-        async with async_connected(installed(servers, name, driver), isolation_level="AUTOCOMMIT") as engine:
-            async with engine.connect() as connection, AsyncSession(engine) as session:
-                for execute in (connection.execute, session.execute):
-                    for make in ACQUIRE:
-                        with pytest.raises(sl.Unsupported, match="autocommit"):
-                            await execute(make(key))
-            async with sl.AsyncLocks(engine).exclusive(key, timeout=5) as held:
-                await held.check()
-            async with engine.connect() as connection:
-                with pytest.raises(sl.Unsupported):
-                    await connection.execute(sl.lock.exclusive(key))
-
-    asyncio.run(main())
 
 
 def roll_back_a_page(engine: Engine) -> None:

@@ -29,19 +29,6 @@ BEGINS = {
 DATABASES = {"native": "of_advisory_locks", "table": "of_tables"}
 
 
-@pytest.mark.parametrize("name", ["postgresql15-table", "yugabytedb"])
-def test_functions_refuse_a_read_only_transaction(engine_to: MakeEngine, name: str) -> None:
-    with engine_to(name).connect() as connection:
-        connection.execute(sl.lock.create(known := unused()))
-        connection.commit()
-        for make in ACQUIRE:
-            for key in (known, unused()):
-                connection.execute(text("SET TRANSACTION READ ONLY"))
-                with pytest.raises(sl.NotWritable):
-                    connection.execute(make(key))
-                connection.rollback()
-
-
 @pytest.mark.parametrize("name", INNODB)
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("begin", BEGINS.values(), ids=BEGINS)
@@ -94,15 +81,3 @@ def test_every_operation_is_refused_on_a_standby(replica: Engine, operation: str
         assert connection.scalar(text("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'")) == 0
         with Session(connection) as session, pytest.raises(sl.NotWritable):
             session.execute(EVERY[operation](unused()))
-
-
-@pytest.mark.parametrize("operation", ["exclusive", "try_shared", "create", "vacuum", "session_exclusive"])
-def test_every_operation_is_refused_on_a_standby_in_autocommit(replica: Engine, operation: str) -> None:
-    with replica.execution_options(isolation_level="AUTOCOMMIT").connect() as connection:
-        with pytest.raises(sl.Unsupported):
-            connection.execute(EVERY[operation](unused()))
-
-
-def test_a_key_is_computed_on_a_standby(replica: Engine) -> None:
-    with replica.connect() as connection:
-        assert connection.scalar(text("SELECT lock.key('a')")) == sl.lock.key("a")

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import EVERYWHERE, PATIENCE, unused
+from tests.fixtures.parties import EVERYWHERE, unused
 
 NAMES = [name for name in EVERYWHERE if name.startswith(("postgresql", "yugabytedb"))]
 DRIVERS = [*((name, EVERYWHERE[name]) for name in NAMES), ("postgresql15", "psycopg2"), ("yugabytedb", "yugabytedb")]
@@ -47,15 +47,6 @@ def test_allow_stale_takes_it_all_the_same(engine_to: MakeEngine, name: str, mak
         connection.execute(make(key, allow_stale=True).execution_options(locks_wait=5))
         with engine_to(name).connect() as other:
             assert other.scalar(sl.lock.try_exclusive(key)) is False
-
-
-@pytest.mark.parametrize("name", NAMES)
-@level
-def test_create_and_unlock_work_at_every_level(engine_to: MakeEngine, name: str, level: str) -> None:
-    with engine_to(name, isolation_level=level).connect() as connection:
-        connection.execute(sl.lock.create(unused()))
-        connection.execute(sl.lock.unlock(unused()))
-        assert connection.scalar(sl.lock.session_unlock(unused())) is False
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -135,83 +126,3 @@ def test_a_read_only_transaction_is_refused(engine_to: MakeEngine, name: str, dr
         connection.execute(text("SET TRANSACTION READ ONLY"))
         with pytest.raises(sl.NotWritable):
             connection.execute(made)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_locks_in_an_app_that_only_reads(engine_to: MakeEngine, name: str) -> None:
-    locks = sl.Locks(read_only(engine_to(name)))
-    with pytest.raises(sl.NotWritable), locks.exclusive(unused(), timeout=5):
-        pass
-    with pytest.raises(sl.NotWritable), locks.shared(unused(), timeout=0):
-        pass
-
-
-PARTS: list[tuple[str | int, ...]] = [
-    ("a",),
-    ("a", "b"),
-    ("a:b",),
-    ("ab",),
-    ("invoice", 42),
-    (0,),
-    (-1,),
-    (2**63 - 1, -(2**63)),
-    (10**30,),
-    (" ", "  "),
-    ("a ",),
-    ("naïve",),
-    ("nai\u0308ve",),
-    ("\u1e9e", "ß"),
-    ("😀", "\U0010ffff"),
-    ("日本語", "עברית"),
-    ("it's", '"quoted"', "back\\slash", "%s %(x)s :x $1"),
-    ("line\nbreak", "tab\t", "\x01", "\x7f"),
-    ("x" * 100_000,),
-    tuple(range(90)),
-]
-
-
-@databases
-def test_the_key_of_a_name_is_the_same_from_psql(engine_to: MakeEngine, name: str, driver: str) -> None:
-    with engine_to(name, driver).connect() as connection:
-        for parts in PARTS:
-            values = {f"p{n}": str(part) for n, part in enumerate(parts)}
-            call = ", ".join(f"CAST(:{name} AS text)" for name in values)
-            assert connection.scalar(text(f"SELECT lock.key({call})"), values) == sl.lock.key(*parts), parts
-    assert len({sl.lock.key(*parts) for parts in PARTS}) == len(PARTS)
-
-
-@pytest.mark.parametrize("name", [name for name in NAMES if EVERYWHERE[name] == "psycopg"])
-@pytest.mark.parametrize("bounded", [False, True])
-def test_psycopg_begins_with_the_first_lock(engine_to: MakeEngine, name: str, bounded: bool) -> None:
-    """The lock is in the transaction that psycopg would have begun by itself, and psycopg knows that it is in one."""
-    key = -(2**63)
-    acquire = sl.lock.exclusive(key, allow_stale=True)
-    if bounded:
-        acquire = acquire.execution_options(locks_wait=PATIENCE)
-    engine = engine_to(name, isolation_level="REPEATABLE READ")
-    with engine.connect() as holder, engine.connect() as other:
-        driver: Any = holder.connection.dbapi_connection
-        for _ in range(7):  # psycopg prepares at the sixth execution of a text
-            holder.execute(acquire)
-            assert (driver.autocommit, driver.info.transaction_status.name) == (False, "INTRANS")
-            assert holder.scalar(text("SHOW transaction_isolation")) == "repeatable read"
-            assert other.scalar(sl.lock.try_exclusive(key, allow_stale=True)) is False
-            other.rollback()
-            holder.rollback()
-            assert driver.info.transaction_status.name == "IDLE"
-        assert other.scalar(sl.lock.try_exclusive(key, allow_stale=True)) is True
-        with pytest.raises(sl.LockTimeout):
-            holder.execute(sl.lock.exclusive(key, allow_stale=True).execution_options(locks_wait=0.05))
-        assert (driver.autocommit, driver.info.transaction_status.name) == (False, "INERROR")
-        holder.rollback()
-        other.rollback()
-        holder.execute(text("CREATE TEMPORARY TABLE note (id int)"))
-        holder.execute(acquire)  # not the first statement
-        holder.rollback()
-        assert holder.scalar(text("SELECT to_regclass('note')")) is None
-
-
-def test_psycopg_begins_read_only_with_the_lock(engine_to: MakeEngine) -> None:
-    engine = engine_to("postgresql15")
-    with engine.connect().execution_options(postgresql_readonly=True) as connection, pytest.raises(sl.NotWritable):
-        connection.execute(sl.lock.exclusive(unused()))

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, NullPool, Table, make_url, text
+from sqlalchemy import Engine, NullPool, make_url
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
@@ -59,12 +59,6 @@ def engine(servers: Any, urls: Urls, request: pytest.FixtureRequest) -> Iterator
 at_each_level = pytest.mark.parametrize("engine", LEVELS, indirect=True, ids="-".join)
 
 
-@at_each_level
-def test_the_role_is_no_superuser(engine: Engine) -> None:
-    with engine.connect() as connection, pytest.raises(Exception, match=r"denied|permission"):
-        connection.execute(text("CREATE TABLE lock.mine (id int)"))
-
-
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
 def test_error_of_a_missing_privilege_says_how_to_grant_it(servers: Any, name: str) -> None:
     administrator = servers.fresh(name, EVERYWHERE[name])
@@ -101,45 +95,7 @@ def test_every_operation_in_a_session(engine: Engine) -> None:
             session.commit()
             assert session.scalar(sl.lock.try_shared(key)) is True
             session.commit()
-            session.execute(sl.lock.exclusive(key).execution_options(locks_wait=5))
-            session.commit()
         assert session.scalar(sl.lock.create(new, unused())) >= 0
         session.commit()
         assert session.scalar(sl.lock.vacuum()) >= 0
         session.commit()
-
-
-@at_each_level
-def test_every_operation_of_locks(engine: Engine) -> None:
-    locks, key = sl.Locks(engine), unused()
-    with locks.exclusive(key, timeout=5) as held:
-        held.check()
-        held.session.execute(sl.lock.exclusive(key))
-    with locks.shared(key, unused()), locks.exclusive(unused(), timeout=0):
-        pass
-    assert locks.run(sl.lock.create(unused())) >= 0
-    assert locks.run(sl.lock.vacuum()) >= 0
-
-
-@at_each_level
-def test_locks_of_a_connection(engine: Engine) -> None:
-    key = unused()
-    with engine.connect() as connection:
-        connection.execute(sl.lock.session_exclusive(key).execution_options(locks_wait=5))
-        assert connection.scalar(sl.lock.session_unlock(key)) is True
-
-
-@at_each_level
-def test_a_role_can_lock_rows_of_the_app(urls: Urls, engine: Engine, request: pytest.FixtureRequest) -> None:
-    role, administrator = urls[request.node.callspec.params["engine"][0]]
-    table = Table("owned", MetaData(), Column("id", Integer, primary_key=True), mysql_engine="InnoDB")
-    with connected(administrator) as by, by.begin() as connection:
-        table.drop(connection, checkfirst=True)
-        table.create(connection)
-        connection.execute(table.insert().values(id=1))
-        grantee = f"'{role.username}'@'%%'" if engine.dialect.name in ("mysql", "mariadb") else role.username
-        connection.exec_driver_sql(f"GRANT SELECT, UPDATE ON owned TO {grantee}")
-    with engine.connect() as connection:
-        assert connection.execute(sl.lock.row(table, 1)).one() == (1,)
-        with pytest.raises(sl.UnknownRow):
-            connection.execute(sl.lock.row(table, 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import sqlite3
 import sys
 from collections.abc import Callable, Iterator
@@ -13,24 +12,21 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, event, text
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.conftest import install
-from tests.fixtures.parties import PATIENCE, async_connected, later, seen
+from tests.fixtures.parties import PATIENCE, async_connected, later
 
 PAGE = Table("page", MetaData(), Column("id", Integer, primary_key=True), Column("n", Integer))
 WAITS: list[Any] = [
     lambda: sl.lock.exclusive("a"),
-    lambda: sl.lock.shared("a"),
     lambda: sl.lock.row(PAGE, 1),
-    lambda: sl.lock.exclusive("a").execution_options(locks_wait=PATIENCE),
     lambda: sl.lock.row(PAGE, 1).execution_options(locks_wait=PATIENCE),
 ]
 Make = Callable[..., Engine]
 
-waits = pytest.mark.parametrize("wait", WAITS, ids=["exclusive", "shared", "row", "bounded", "bounded row"])
+waits = pytest.mark.parametrize("wait", WAITS, ids=["exclusive", "row", "bounded row"])
 
 
 @pytest.fixture(params=["wal", "delete"])
@@ -109,14 +105,6 @@ def test_a_reader_must_roll_back_during_a_write(make: Make, wait: Any) -> None:
 
 
 @waits
-def test_a_reader_becomes_the_writer_without_contention(make: Make, wait: Any) -> None:
-    with make(deferred=True).connect() as reader:
-        assert read(reader) == 0
-        reader.execute(wait())
-        assert other_can_write(make) is False
-
-
-@waits
 def test_not_free_in_time(make: Make, wait: Any) -> None:
     """A transaction that hasn't read before waits, and gets LockTimeout."""
     operation = wait().execution_options(locks_wait=0.05)
@@ -130,18 +118,6 @@ def test_not_free_in_time(make: Make, wait: Any) -> None:
                 waiter.execute(sl.lock.exclusive("a"))
             holder.rollback()
             waiter.execute(operation)
-
-
-@pytest.mark.parametrize("deferred", [False, True])
-def test_a_waiter_acquires_when_the_holder_commits(make: Make, deferred: bool) -> None:
-    with make(deferred=deferred).connect() as waiter, make().connect() as holder:
-        write(holder)
-        waiting = later(waiter.execute, sl.lock.exclusive("a"))
-        assert other_can_write(make) is False
-        holder.commit()
-        waiting.result(PATIENCE)
-        assert read(waiter) == 1
-        assert other_can_write(make) is False
 
 
 @pytest.mark.parametrize("make_try", [sl.lock.try_exclusive, sl.lock.try_shared])
@@ -168,26 +144,6 @@ def test_begin_immediate_is_the_cure(make: Make, wait: Any) -> None:
     with engine.connect() as reader:
         assert read(reader) == 1
         assert other_can_write(make) is False
-
-
-def test_begin_immediate_with_sessions_and_async(make: Make, path: Path) -> None:
-    engine = make()
-    sl.sqlite.begin_immediate(engine)
-    with seen(engine) as statements, Session(engine) as session, session.begin():
-        session.execute(sl.lock.exclusive("a"))
-        assert statements[0] == "BEGIN IMMEDIATE"
-    with sl.Locks(engine).exclusive("a"):
-        assert other_can_write(make) is False
-
-    async def main() -> None:
-        async with async_connected(f"sqlite+aiosqlite:///{path}") as engine:
-            sl.sqlite.begin_immediate(engine)
-            async with AsyncSession(engine) as session:
-                await session.execute(text("SELECT 1"))
-                assert other_can_write(make) is False
-                assert await session.scalar(sl.lock.try_exclusive("a")) is True
-
-    asyncio.run(main())
 
 
 @pytest.mark.parametrize("timeout", [0, 0.05])
@@ -270,13 +226,6 @@ def test_a_driver_that_ignores_commit_is_refused(make: Make, path: Path) -> None
     assert other_can_write(make)
 
 
-def test_a_database_in_memory_has_no_tables(make: Make) -> None:
-    engine = create_engine("sqlite://")
-    with engine.connect() as connection, pytest.raises(sl.NotInstalled):
-        connection.execute(sl.lock.exclusive("a"))
-    engine.dispose()
-
-
 def other_can_write(make: Make) -> bool:
     with make(timeout=0).connect() as connection:
         got: bool = connection.scalar(sl.lock.try_exclusive("c"))
@@ -316,70 +265,6 @@ def test_a_lock_acquired_in_a_savepoint_is_held_until_the_transaction_ends(make:
                 savepoint.rollback()
             assert not other_can_write(make)
     assert other_can_write(make)
-
-
-def test_what_was_done_in_a_savepoint_is_rolled_back_with_its_transaction(make: Make) -> None:
-    engine, queue, mutex = make(), sl.Queue(), sl.Mutex()
-    sl.sqlite.begin_immediate(engine)
-    locks = sl.Locks(engine)
-    locks.run(queue.put(1))
-    locks.run(mutex.create("task"))
-    locks.run(sl.semaphore.create("room", capacity=1))
-    with Session(engine) as session:
-        with session.begin_nested():
-            assert session.scalar(mutex.acquire("task"))
-            assert session.scalar(sl.semaphore.acquire({"room": 1}))
-            assert len(session.execute(queue.capture()).all()) == 1
-            session.execute(queue.put(2, 3))
-        session.rollback()
-    assert locks.mutex.acquire("task")
-    assert locks.acquire({"room": 1}, timeout=0)
-    assert [job.payload for job in locks.run(queue.capture(9))] == [1]
-
-
-def test_savepoints_of_aiosqlite(make: Make, path: Path) -> None:
-    async def main() -> None:
-        async with async_connected(f"sqlite+aiosqlite:///{path}") as engine:
-            async with AsyncSession(engine) as session, session.begin(), session.begin_nested():
-                with pytest.raises(sl.Unsupported, match="begin_immediate"):
-                    await session.execute(sl.lock.exclusive("a"))
-            async with AsyncSession(engine) as session, session.begin():
-                await session.execute(sl.lock.exclusive("b"))
-                async with session.begin_nested():
-                    await session.execute(sl.lock.exclusive("a"))
-                assert not other_can_write(make)
-            assert other_can_write(make)
-
-    asyncio.run(main())
-
-
-def test_a_cancelled_block_of_aiosqlite_keeps_no_lock(make: Make, path: Path) -> None:
-    """SQLite keeps a connection that is closed during a statement, and its lock, as long as there is its cursor."""
-    numbers = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 300000)"
-    slow = text(f"{numbers} SELECT count(*) FROM n UNION ALL SELECT 2")
-
-    async def main() -> None:
-        async with async_connected(f"sqlite+aiosqlite:///{path}") as engine:
-            locks, began = sl.AsyncLocks(engine), asyncio.Event()
-
-            async def in_block() -> None:
-                async with locks.exclusive("a") as held:
-                    began.set()
-                    await held.session.execute(slow)
-
-            task = asyncio.create_task(in_block())
-            await began.wait()
-            await asyncio.sleep(0.01)  # whether it has begun in its thread makes no difference
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            assert await asyncio.to_thread(other_can_write, make)
-
-    gc.disable()
-    try:
-        asyncio.run(asyncio.wait_for(main(), PATIENCE))
-    finally:
-        gc.enable()
 
 
 def test_a_savepoint_of_a_block_begins_no_transaction_in_the_place_of_a_lost_one(make: Make) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -54,20 +53,8 @@ def commits(engine: Engine) -> list[None]:
     return tried
 
 
-def released(locks: sl.Locks, grant: sl.Grant) -> Any:
-    return locks.release(grant)
-
-
-def renewed(locks: sl.Locks, grant: sl.Grant) -> Any:
-    return locks.renew(grant)
-
-
 def mutex(locks: sl.Locks, grant: sl.Grant) -> Any:
     return locks.mutex.acquire("task")
-
-
-def once(locks: sl.Locks, grant: sl.Grant) -> Any:
-    return locks.once_per("daily", every=86400)
 
 
 def put(locks: sl.Locks, grant: sl.Grant) -> Any:
@@ -80,7 +67,7 @@ def written(locks: sl.Locks, grant: sl.Grant) -> Any:
     return True
 
 
-WORKS: list[Callable[[sl.Locks, sl.Grant], Any]] = [released, renewed, mutex, once, put, written]
+WORKS: list[Callable[[sl.Locks, sl.Grant], Any]] = [mutex, put, written]
 
 
 @pytest.mark.parametrize("work", WORKS)
@@ -107,15 +94,6 @@ def test_it_is_refused_once_and_nothing_is_done(
     assert work(locks, grant)
 
 
-@pytest.mark.parametrize("options", [{}, {"pool_reset_on_return": None}])
-def test_a_refused_commit_leaves_no_open_transaction(file: str, options: dict[str, Any]) -> None:
-    with connected(f"sqlite:///{file}?timeout=0.1", **options) as engine, connected(f"sqlite:///{file}") as other:
-        locks = sl.Locks(engine)
-        with Reader(file), pytest.raises(sl.LockTimeout, match=REFUSED):
-            locks.mutex.acquire("task")
-        assert sl.Locks(other).mutex.acquire("task")
-
-
 def test_room_is_waited_for_as_long_as_asked(file: str) -> None:
     """Whatever busy timeout the app has set."""
     with connected(f"sqlite:///{file}?timeout={PATIENCE}") as engine:
@@ -137,13 +115,6 @@ def test_it_is_done_when_nobody_reads_any_more(file: str) -> None:
             until(lambda: tried, unless=waiting)
         waiting.result(PATIENCE)
         assert len(tried) == 1
-
-
-def test_in_wal_mode_a_reader_is_in_nobodys_way(engine: Engine, file: str) -> None:
-    with closing(sqlite3.connect(file)) as own:
-        assert own.execute("PRAGMA journal_mode = wal").fetchone() == ("wal",)
-    with Reader(file):
-        assert sl.Locks(engine).mutex.acquire("task")
 
 
 def test_async_commits_are_tried_once(file: str) -> None:

@@ -63,18 +63,14 @@ def in_session(operation: Callable[[], Any]) -> Callable[[Engine], Inside]:
 #: ways to take the write lock, for as long as a block runs
 WAYS: dict[str, Callable[[Engine], Inside]] = {
     "locks": lambda engine: sl.Locks(engine).exclusive("k"),
-    "shared": lambda engine: sl.Locks(engine).shared("k"),
     "session": in_session(lambda: sl.lock.exclusive("k")),
     "immediate": in_session(lambda: text("SELECT 1")),
-    "mutex": in_session(lambda: sl.Mutex().acquire("m")),
     "semaphore": in_session(lambda: sl.semaphore.acquire({"s": 1}, ttl=3600)),
 }
 
 
-@pytest.mark.parametrize("own_errors", [False, True], ids=["", "own errors"])
 @pytest.mark.parametrize("way", WAYS)
-def test_waiters_get_the_lock_one_after_another(url: str, way: str, own_errors: bool) -> None:
-    """Also in an app that has the driver's errors replaced by its own, as oslo.db does."""
+def test_waiters_get_the_lock_one_after_another(url: str, way: str) -> None:
     inside: list[int] = []
     served: list[int] = []
 
@@ -82,16 +78,11 @@ def test_waiters_get_the_lock_one_after_another(url: str, way: str, own_errors: 
         with connected(url, connect_args={"timeout": PATIENCE}) as engine:
             if way == "immediate":
                 sl.sqlite.begin_immediate(engine)
-            if own_errors:
-                event.listen(engine, "handle_error", replaced)
             with WAYS[way](engine):
                 inside.append(number)
                 assert inside == [number]
                 inside.remove(number)
                 served.append(number)
-
-    def replaced(context: Any) -> None:
-        raise RuntimeError from context.original_exception
 
     with held(url) as release, connected(url) as watcher:
         waiters = [later(enter, number) for number in range(3)]
@@ -143,7 +134,6 @@ def test_readers_dont_wait_for_writers(url: str) -> None:
         lambda: sl.semaphore.holders("s"),
         lambda: sl.lock.unlock("k"),
         sl.lock.vacuum,
-        lambda: sl.lock.create("k"),
     ]
     with held(url), connected(url, connect_args={"timeout": PATIENCE}) as engine:
         for read in reads:
@@ -205,47 +195,6 @@ def test_a_failed_begin_closes_its_connection(url: str) -> None:
                 assert connection.scalar(sl.Mutex().acquire("m"))
 
 
-def test_a_begin_event_may_acquire_a_lock(url: str) -> None:
-    with connected(url) as engine:
-
-        @event.listens_for(engine, "begin")
-        def lock(connection: Any) -> None:
-            connection.execute(sl.lock.exclusive("k"))
-
-        with engine.begin() as connection:
-            assert connection.connection.dbapi_connection.in_transaction  # type: ignore[union-attr]
-
-
-def test_an_autocommit_write_admits_no_new_readers(url: str) -> None:
-    """Otherwise overlapping readers would starve it."""
-    path = url.removeprefix("sqlite:///")
-    reader = sqlite3.connect(path, isolation_level=None)
-    rows = reader.execute("SELECT 1 FROM lock_semaphore UNION ALL SELECT 2")
-    rows.fetchone()
-
-    def refused() -> bool:
-        with contextlib.closing(sqlite3.connect(path, timeout=0)) as other:
-            try:
-                other.execute("SELECT count(*) FROM lock_semaphore").fetchone()
-            except sqlite3.OperationalError:
-                return True
-        return False
-
-    with connected(url, isolation_level="AUTOCOMMIT", connect_args={"timeout": PATIENCE}) as engine:
-
-        def write() -> Any:
-            with engine.connect() as connection:
-                return connection.scalar(sl.Mutex().acquire("m"))
-
-        writing = later(write)
-        until(refused, unless=writing)
-        for _ in range(10_000):
-            assert refused()
-        rows.close()
-        assert writing.result(PATIENCE)
-    reader.close()
-
-
 def test_the_event_loop_runs_during_a_wait(url: str) -> None:
     """And a waiter can be cancelled."""
 
@@ -272,8 +221,7 @@ def test_the_event_loop_runs_during_a_wait(url: str) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("what", ["acquire", "mutex"])
-def test_a_cancelled_call_leaves_no_lock_on_the_file(url: str, what: str) -> None:
+def test_a_cancelled_call_leaves_no_lock_on_the_file(url: str) -> None:
     """A cursor that was cancelled in its thread keeps the file locked, even if closed, while it is referenced."""
     errors: list[BaseException] = []
 
@@ -285,17 +233,11 @@ def test_a_cancelled_call_leaves_no_lock_on_the_file(url: str, what: str) -> Non
                 return False
         return True
 
-    async def mutex(locks: sl.AsyncLocks) -> None:
-        while True:
-            await locks.mutex.acquire("m")
-
     async def main() -> None:
         for turn in range(100):
             async with async_connected(url.replace("sqlite:", "sqlite+aiosqlite:")) as engine:
                 locks = sl.AsyncLocks(engine)
-                call: asyncio.Future[Any] = asyncio.ensure_future(
-                    locks.acquire({"s": 10}, ttl=3600, timeout=PATIENCE) if what == "acquire" else mutex(locks)
-                )
+                call = asyncio.ensure_future(locks.acquire({"s": 10}, ttl=3600, timeout=PATIENCE))
                 for _ in range(5 * turn):
                     await asyncio.sleep(0)
                 call.cancel()
@@ -319,10 +261,7 @@ def leave(locks: sl.Locks) -> None:
 
 WRITES: dict[str, Callable[[sl.Locks], Any]] = {
     "lease": leave,
-    "acquire": lambda locks: locks.acquire({"s": 1}),
-    "mutex": lambda locks: locks.mutex.acquire("m"),
     "put": lambda locks: locks.run(sl.Queue().put({"to": "somebody"})),
-    "sweep": lambda locks: locks.sweep(),
 }
 
 
@@ -339,17 +278,3 @@ def test_a_write_in_a_block_of_the_same_caller_is_refused(url: str, what: str) -
             until(lambda: waiting_writers(engine) == 1, unless=waiting)
         waiting.result(PATIENCE)
         WRITES[what](locks)
-
-
-def test_a_write_in_a_block_of_the_same_task_is_refused(url: str) -> None:
-    async def main() -> None:
-        async with async_connected(url.replace("sqlite:", "sqlite+aiosqlite:")) as engine:
-            locks = sl.AsyncLocks(engine)
-            async with locks.exclusive("x"):
-                with pytest.raises(sl.ReentryError, match="held.session"):
-                    async with locks.lease("y"):
-                        pass
-            async with locks.lease("y"), locks.exclusive("x") as held:
-                assert await held.session.scalar(sl.Mutex().acquire("m"))
-
-    asyncio.run(main())

@@ -63,7 +63,6 @@ _SHOWN: dict[str, sl.Operation[Any]] = {
     "timeout.acquire": _timeout.acquire(ID),
     "timeout.acquire windowed": _hourly.acquire(ID),
     "timeout.acquire civil": _paris.acquire(ID),
-    "timeout.capture": _timeout.capture(2),
     "capture": _paid,
     "tasks.capture": _tasks.capture(3),
     "tasks.set_status": _tasks.set_status(ID, "done", claim=1),

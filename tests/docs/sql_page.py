@@ -80,7 +80,6 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         'timeout.acquire("task_a")': lambda: _timeout.acquire("task_a"),
         'Timeout(every=3600, windowed=True).acquire("task_a")': lambda: _hourly.acquire("task_a"),
         'Timeout(every=86400, windowed=True, tz="Europe/Paris").acquire("task_a")': lambda: _daily.acquire("task_a"),
-        "timeout.capture(2)": lambda: _timeout.capture(2),
     },
     "Semaphore": {
         'semaphore.create("slots", 10)': lambda: sl.semaphore.create("slots", 10),

@@ -74,31 +74,6 @@ def test_failing_task_does_not_stop_others(engine: Engine) -> None:
     assert locks.maintain().done == {}
 
 
-@pytest.mark.parametrize("error", [RuntimeError("the owners can't be checked"), KeyboardInterrupt()])
-def test_failed_task_is_due_again_soon(engine: Engine, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not immediately, when many processes would query a server that is down; and not only after its whole period."""
-
-    def down(owners: list[str]) -> list[str]:
-        raise error
-
-    monkeypatch.setattr(maintenance, "RETRY_AFTER", 240)  # of the 300 seconds of its period
-    sem = made(engine, 1)
-    locks = sl.Locks(engine)
-    locks.acquire({sem: 1}, owner="dead")
-    with pytest.raises(type(error)):
-        locks.maintain(alive=down)
-    assert "orphans" not in locks.maintain(alive=lambda owners: []).done
-    later_by(engine, 241)
-    assert locks.maintain(alive=lambda owners: []).done["orphans"] == 1
-    assert held(engine, sem) == 0
-
-
-def later_by(engine: Engine, seconds: int) -> None:
-    """Move the last run of each task into the past, so that tasks are due as if these seconds had passed."""
-    with engine.begin() as connection:
-        connection.execute(text(f"UPDATE {place(engine, 'task_timeout')} SET ts = ts - :by"), {"by": seconds})
-
-
 def test_background_thread(engine: Engine, caplog: pytest.LogCaptureFixture) -> None:
     sem = made(engine, 1)
     locks = sl.Locks(engine)

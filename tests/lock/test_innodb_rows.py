@@ -89,18 +89,6 @@ def test_known_key_is_brand_new_after_a_vacuum(table: Engine) -> None:
 
 @databases
 @levels
-def test_unlock_deletes_nothing(table: Engine, level: str) -> None:
-    """The key stays locked to the end of the transaction, and its row stays."""
-    with table.connect().execution_options(isolation_level=level) as one, table.connect() as other:
-        one.execute(sl.lock.exclusive("a"))
-        one.execute(sl.lock.unlock("a"))
-        assert other.scalar(sl.lock.try_shared("a")) is False
-        one.commit()
-    assert keys_of(table) == {sl.lock.key("a")}
-
-
-@databases
-@levels
 def test_created_keys_are_committed(table: Engine, level: str) -> None:
     with table.connect().execution_options(isolation_level=level) as connection:
         connection.execute(sl.lock.exclusive("a"))

@@ -30,33 +30,6 @@ def test_view_lists_each_held_key_with_its_mode(engine_to: MakeEngine, name: str
         assert other.execute(text(HELD)).all() == []
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_view_lists_no_waiters(engine_to: MakeEngine, name: str) -> None:
-    engine, key = engine_to(name), sl.lock.key(unused())
-    with engine.connect() as holder, engine.connect() as other:
-        holder.execute(sl.lock.exclusive(key))
-        with pytest.raises(sl.LockTimeout):
-            other.execute(sl.lock.exclusive(key).execution_options(locks_wait=0.01))
-        other.rollback()
-        assert other.execute(text(HELD)).all() == [(key, "exclusive", False, True)]
-
-
-def test_view_lists_keys_of_this_database_only(engine_to: MakeEngine, servers: Any) -> None:
-    key = sl.lock.key(unused())
-    with connected(servers.fresh("postgresql15", "psycopg")) as elsewhere, engine_to("postgresql15").connect() as here:
-        with elsewhere.connect() as connection:
-            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": key})
-            assert here.execute(text(HELD)).all() == []
-            assert here.scalar(sl.lock.try_exclusive(key)) is True
-
-
-def test_two_argument_advisory_locks_are_not_listed(engine_to: MakeEngine) -> None:
-    """The server's other kind of advisory lock, of two 32-bit numbers, belongs to the app."""
-    with engine_to("postgresql15").connect() as connection:
-        connection.execute(text("SELECT pg_advisory_xact_lock(1, 2)"))
-        assert connection.execute(text(HELD)).all() == []
-
-
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql15-table", "yugabytedb"])
 def test_psql_and_the_library_use_the_same_lock(engine_to: MakeEngine, name: str) -> None:
     engine, key = engine_to(name), unused()
@@ -71,14 +44,6 @@ def test_psql_and_the_library_use_the_same_lock(engine_to: MakeEngine, name: str
         library.execute(sl.lock.shared(key))
         assert psql.scalar(text("SELECT lock.try_exclusive(lock.key(:name))"), {"name": key}) is False
         assert psql.scalar(text("SELECT lock.try_shared(lock.key(:name))"), {"name": key}) is True
-
-
-@pytest.mark.parametrize("name", ["postgresql15", "postgresql15-table", "yugabytedb"])
-@pytest.mark.parametrize("call", ["exclusive(NULL)", "shared(NULL)", "try_exclusive(NULL)", "try_shared(NULL)"])
-def test_null_key_is_refused(engine_to: MakeEngine, name: str, call: str) -> None:
-    """A NULL from psql must not seem to acquire a lock."""
-    with engine_to(name).connect() as connection, pytest.raises(Exception, match=r"(?i)null"):
-        connection.execute(text(f"SELECT lock.{call}"))
 
 
 def test_database_without_the_functions(servers: Any) -> None:

@@ -58,13 +58,6 @@ def test_loader_options_of_the_caller(engine: Engine) -> None:
         assert "name" not in inspect(customer).unloaded
 
 
-def test_collection_joined_by_the_caller(engine: Engine) -> None:
-    operation = sl.lock.row(Customer, 1).options(joinedload(Customer.orders))
-    with Session(engine) as session:
-        assert len(session.scalar(operation).orders) == 3
-        assert len(session.scalars(operation).unique().one().orders) == 3
-
-
 def test_loader_criteria(engine: Engine) -> None:
     with Session(engine) as session:
         hidden = with_loader_criteria(Customer, Customer.name != "old")
@@ -90,16 +83,6 @@ def test_criteria_added_by_an_event(engine: Engine) -> None:
         assert session.scalar(sl.lock.row(Customer, 2)).name == "alone"
 
 
-def test_pending_changes_are_flushed_first(engine: Engine) -> None:
-    with Session(engine) as session:
-        customer = session.get_one(Customer, 1)
-        session.rollback()
-        customer.name = "changed"
-        assert session.scalar(sl.lock.row(Customer, 1)) is customer
-        assert customer.name == "changed"
-        assert not session.dirty
-
-
 def test_only_the_locked_row_is_refreshed(engine: Engine) -> None:
     with Session(engine, expire_on_commit=False) as session:
         one, two = session.get_one(Customer, 1), session.get_one(Customer, 2)
@@ -113,40 +96,3 @@ def test_only_the_locked_row_is_refreshed(engine: Engine) -> None:
         assert two.__dict__["name"] == "alone"
         assert agent is not None
         assert agent.__dict__["name"] == "Ada"
-
-
-def test_loaded_collection_is_refreshed(engine: Engine) -> None:
-    """It may have changed before the lock was acquired, as columns may."""
-    with Session(engine, expire_on_commit=False) as session:
-        customer = session.get_one(Customer, 1)
-        assert len(customer.orders) == 3
-        session.commit()
-        with engine.begin() as other:
-            other.execute(Order.__table__.insert().values(customer=1, no="d", amount=1))
-        session.scalar(sl.lock.row(Customer, 1))
-        assert [order.number for order in customer.orders] == ["a", "b", "c", "d"]
-
-
-def test_entity_of_another_session_is_unchanged(engine: Engine) -> None:
-    with Session(engine) as one, Session(engine) as other:
-        mine = one.scalar(sl.lock.row(Customer, 1))
-        one.rollback()
-        assert other.scalar(sl.lock.row(Customer, 1)) is not mine
-
-
-def test_partitions_and_mappings(engine: Engine) -> None:
-    with Session(engine) as session:
-        result = session.execute(sl.lock.row(Customer, 1))
-        assert result.mappings().one()["Customer"].id == 1
-        assert [row.Customer.id for row in session.execute(sl.lock.row(Customer, 2))] == [2]
-        frozen = session.execute(sl.lock.row(Customer, 2)).freeze()
-        assert frozen().scalar_one().id == 2
-
-
-def test_savepoint_around_an_unknown_row(engine: Engine) -> None:
-    with Session(engine) as session:
-        session.scalar(sl.lock.row(Customer, 1)).name = "kept"
-        with pytest.raises(sl.UnknownRow), session.begin_nested():
-            session.scalar(sl.lock.row(Customer, 99))
-        session.commit()
-        assert session.get_one(Customer, 1).name == "kept"

@@ -19,7 +19,6 @@ from tests.fixtures.parties import (
     SERVERS,
     Watch,
     async_connected,
-    connected,
     installed,
     later,
     seen,
@@ -132,38 +131,6 @@ def test_pools_at_reused_addresses(servers: Any) -> None:
         assert left_behind is False
 
 
-def test_only_locked_connections_are_released(engine: Engine) -> None:
-    with engine.connect() as connection:
-        connection.execute(sl.lock.session_exclusive(unused()))
-    cursors: list[str] = []
-
-    with engine.connect() as connection:
-        driver: Any = connection.connection.driver_connection
-        make = driver.cursor
-
-        def cursor(*arguments: Any, **named: Any) -> Any:
-            cursors.append("cursor")
-            return make(*arguments, **named)
-
-        driver.cursor = cursor
-        connection.execute(sl.lock.exclusive(unused()))
-        connection.rollback()
-        cursors.clear()
-    assert cursors == []
-    engine.dispose()
-
-
-def test_session_bound_to_a_connection(engine: Engine, other: Engine) -> None:
-    key = unused()
-    with engine.connect() as connection, Session(connection) as session:
-        session.execute(sl.lock.session_exclusive(key))
-        session.commit()
-        session.rollback()
-        assert not free(other, key)
-        assert session.scalar(sl.lock.session_unlock(key)) is True
-        assert free(other, key)
-
-
 def test_session_bound_to_an_engine_is_refused(engine: Engine) -> None:
     engine.connect().close()
     with seen(engine) as statements:
@@ -225,19 +192,10 @@ def test_same_lock_as_exclusive_on_postgresql_only(engine: Engine, other: Engine
         assert got is (engine.dialect.name != "postgresql")
 
 
-def test_each_database_has_its_own_locks(servers: Any, engine: Engine) -> None:
-    name = {"postgresql": "postgresql15"}.get(engine.dialect.name, engine.dialect.name)
-    driver = {"mariadb": "mariadb+pymysql", "mysql": "pymysql", "postgresql15": "psycopg"}[name]
-    key = unused()
-    with connected(servers.fresh(name, driver)) as elsewhere, engine.connect() as connection:
-        connection.execute(sl.lock.session_exclusive(key))
-        assert free(elsewhere, key)
-
-
 def test_unsupported_on_sqlite(engine_to: MakeEngine) -> None:
     engine = engine_to("sqlite")
-    with engine.connect() as connection, Session(connection) as session, Session(engine) as unbound:
-        for execute in (connection.execute, session.execute, unbound.execute):
+    with engine.connect() as connection, Session(connection) as session:
+        for execute in (connection.execute, session.execute):
             for operation in (sl.lock.session_exclusive("a"), sl.lock.session_unlock("a")):
                 with pytest.raises(sl.Unsupported, match=r"SQLite has none: use lock\.exclusive"):
                     execute(operation)

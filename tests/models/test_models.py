@@ -187,13 +187,6 @@ class TimeoutMachine(Rows):
 
         self.same(self.timeout.acquire_token(id, queue=self.prefix), expected)
 
-    @rule(limit=st.integers(1, 3))
-    def capture(self, limit: int) -> None:
-        free = [id for id, row in sorted(self.rows.items()) if self.free(row)][:limit]
-        self.same(self.timeout.capture(limit, queue=self.prefix), lambda: free)
-        for id in free:
-            self.taken(self.rows[id])
-
     def free(self, row: Row) -> bool:
         if self.windowed:
             return row.last // self.EVERY < self.now // self.EVERY and row.has_retries

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, NullPool, create_engine, text
-from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
 from tests.fixtures.parties import PATIENCE, connected, later, seen, until, unused
@@ -97,16 +96,3 @@ def test_contended_permit_has_one_holder(through: Any, size: int) -> None:
         assert [future.result(PATIENCE) for future in working] == [10] * 6
     assert most == 1
     assert longest < PATIENCE
-
-
-def test_pooler_ends_wait_for_server_connection(through: Any) -> None:
-    """``timeout=`` counts only once there is a session; PgBouncer's own limit ends the wait before."""
-    key = unused()
-    with ExitStack() as opened:
-        holder, other = locks_of(through, opened, 2, default_pool_size=1, query_wait_timeout=2)
-        with holder.exclusive(key) as held:
-            with pytest.raises(DBAPIError, match="query_wait_timeout"), other.exclusive(key, timeout=PATIENCE):
-                pass
-            held.check()
-        with other.exclusive(key, timeout=PATIENCE):
-            pass

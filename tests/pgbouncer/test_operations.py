@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import text
 
 import sqlalchemy_locks as sl
 from tests.conformance.faces import ASYNC, OPERATIONS, SYNC, opened
-from tests.fixtures.parties import PATIENCE, all_of, async_connected, connected, later, until, unused
+from tests.fixtures.parties import PATIENCE, async_connected, connected, later, until, unused
 
 CASES = [(SYNC, "psycopg"), (SYNC, "psycopg2"), (ASYNC, "psycopg"), (ASYNC, "asyncpg")]
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -49,15 +48,6 @@ def test_holders_and_waiters(locks: Any, through: Any) -> None:
             (holder,) = locks.run(sl.lock.holders(key))
             assert (holder.session, holder.mode, holder.name) == (session, "exclusive", key)
         waiting.result(PATIENCE)
-
-
-def test_wait_is_bounded(locks: Any, through: Any) -> None:
-    key = unused()
-    url, connect_args = through("psycopg2")
-    with connected(url, connect_args=connect_args) as engine, sl.Locks(engine).exclusive(key):
-        for timeout in (0, 0.05):
-            with pytest.raises(sl.LockTimeout), locks.exclusive(key, timeout=timeout):
-                pass
 
 
 def test_killed_server_connection_loses_lock(locks: Any, through: Any) -> None:
@@ -113,46 +103,3 @@ def test_never_two_holders(driver: str, through: Any) -> None:
 
     asyncio.run(main())
     assert next(turns) == 90
-
-
-def test_captures_are_disjoint(through: Any) -> None:
-    url, connect_args = through("psycopg2")
-    jobs, queue, together = sl.Queue(), unused("queue"), threading.Barrier(6)
-    with connected(url, connect_args=connect_args) as engine:
-        locks = sl.Locks(engine)
-        for number in range(60):
-            locks.run(jobs.put(number, queue=queue))
-
-        def capture() -> list[int]:
-            mine: list[int] = []
-            together.wait(PATIENCE)
-            while found := locks.run(jobs.capture(3, queue=queue)):
-                mine += [job.payload for job in found]
-                assert locks.run(jobs.complete(found)) == len(found)
-            return mine
-
-        captured = all_of(*(capture for _ in range(6)))
-        assert sorted(itertools.chain(*captured)) == list(range(60))
-
-
-def test_capacity_is_never_exceeded(through: Any) -> None:
-    """In FIFO order: each engine's waiter keeps a server connection, and the others share the last one."""
-    url, connect_args = through("psycopg")
-    room, inside = unused("room"), threading.Semaphore(2)
-    engines = [create_engine(url, connect_args=connect_args) for _ in range(2)]
-    try:
-        facades = [sl.Locks(engine) for engine in engines]
-        facades[0].run(sl.semaphore.create(room, capacity=2))
-
-        def work(number: int) -> None:
-            locks = facades[number % 2]
-            for _ in range(3):
-                with locks.semaphore(room, ttl=3600) as grant:
-                    assert inside.acquire(blocking=False)
-                    grant.check()
-                    inside.release()
-
-        all_of(*((lambda number=number: work(number)) for number in range(8)))
-    finally:
-        for engine in engines:
-            engine.dispose()

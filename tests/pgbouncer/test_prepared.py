@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 from typing import Any
 
 import pytest
 from sqlalchemy import text
 
 import sqlalchemy_locks as sl
-from tests.fixtures.parties import all_of, async_connected, connected, unused
+from tests.fixtures.parties import async_connected, connected, unused
 from tests.pgbouncer.conftest import SIZE
 
 pytestmark = [
@@ -21,7 +20,6 @@ pytestmark = [
 
 #: more than the server connections, and more often than psycopg executes a statement before it prepares it
 PARTIES, TIMES = 5, 12
-ADDED = text("SELECT CAST(:a AS INTEGER) + CAST(:b AS INTEGER)")
 
 
 def prepared(through: Any) -> int:
@@ -32,27 +30,6 @@ def prepared(through: Any) -> int:
         # at the same time, and so one on each
         together = [opened.enter_context(engine.connect()) for _ in range(SIZE)]
         return sum(connection.scalar(statement) or 0 for connection in together)
-
-
-def test_prepared_statements_of_psycopg(through: Any) -> None:
-    url, connect_args = through("psycopg")
-    names = [unused("prepared") for _ in range(PARTIES)]
-
-    with connected(url, connect_args=connect_args) as engine:
-        locks = sl.Locks(engine)
-        locks.run(sl.semaphore.create(names[0], PARTIES))
-
-        def work(name: str) -> None:
-            for _ in range(TIMES):
-                with locks.exclusive(name) as held:
-                    held.session.execute(text("SELECT 1"))
-                assert locks.mutex.acquire(name)
-                assert not locks.mutex.acquire(name)
-                assert locks.mutex.release(name)
-                assert locks.release(locks.acquire({names[0]: 1}, ttl=3600)) is sl.Released.RELEASED
-
-        all_of(*((lambda name=name: work(name)) for name in names))
-    assert prepared(through)
 
 
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
@@ -75,24 +52,3 @@ def test_prepared_statements_of_tasks(through: Any, driver: str) -> None:
 
     asyncio.run(main())
     assert prepared(through)
-
-
-def test_asyncpg_autocommit(through: Any) -> None:
-    """It prepares and executes separately, which an older PgBouncer may send to two server connections."""
-    url, connect_args = through("asyncpg")
-    turns = itertools.count()
-
-    async def main() -> None:
-        async with async_connected(url, connect_args=connect_args, isolation_level="AUTOCOMMIT") as engine:
-
-            async def work(number: int) -> None:
-                async with engine.connect() as connection:
-                    for turn in range(TIMES):
-                        found = await connection.scalar(ADDED, {"a": number, "b": turn})
-                        assert found == number + turn
-                        next(turns)
-
-            await asyncio.gather(*(work(number) for number in range(PARTIES)))
-
-    asyncio.run(main())
-    assert next(turns) == PARTIES * TIMES

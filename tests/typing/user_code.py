@@ -85,11 +85,6 @@ def captures(session: Session, locks: sl.Locks) -> None:
     jobs = sl.Queue(Job)
     assert_type(session.scalars(jobs.capture(10, queue="mail", host="web-1")).all(), Sequence[Job])
     assert_type(locks.run(jobs.capture()), list[Job])
-    for_all: sl.Queue = sl.Queue()
-    for row in session.execute(for_all.capture(3)):
-        print(row.payload)
-    for row in session.execute(sl.StateTransition(table, id="id", status="status").capture(3)):
-        print(row.status)
     queue, tasks = sl.Queue(), sl.StateTransition()
     assert_type(session.scalar(queue.put({"a": 1})), UUID | None)
     assert_type(session.scalars(queue.put(1, 2)).all(), Sequence[UUID])
@@ -213,17 +208,7 @@ def leased(locks: sl.Locks) -> None:
     def one(a: int, *, b: str = "") -> float:
         return 1.0
 
-    @locks.semaphore("a", count=2)
-    def two(a: int) -> list[str]:
-        return []
-
-    @locks.shared("a")
-    def three() -> Customer | None:
-        return None
-
     assert_type(one(1, b="c"), float)
-    assert_type(two(1), list[str])
-    assert_type(three(), Customer | None)
     with locks.maintenance(every=60):
         pass
     own = locks.mutexes(sl.Mutex())
@@ -243,21 +228,6 @@ async def async_leased(locks: sl.AsyncLocks) -> None:
         assert_type(permits, sl.AsyncLease)
         assert_type(await locks.run(sl.guarded(update(Customer).values(locked=True), permits)), bool | None)
 
-    @locks.lease("a")
-    async def one(a: int, *, b: str = "") -> float:
-        return 1.0
-
-    @locks.semaphore("a", count=2)
-    async def two(a: int) -> list[str]:
-        return []
-
-    @locks.shared("a")
-    async def three() -> Customer | None:
-        return None
-
-    assert_type(await one(1, b="c"), float)
-    assert_type(await two(1), list[str])
-    assert_type(await three(), Customer | None)
     async with locks.maintenance(every=60):
         pass
     assert_type(await locks.renew("a"), bool)
