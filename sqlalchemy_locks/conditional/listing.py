@@ -43,7 +43,7 @@ class Listing(OperationImpl):
     def rows(self, context: BuildContext) -> Select[Any]:
         """Return the SELECT of all rows that meet the conditions."""
         columns = self.mapping.columns(context)
-        rows: Select[Any] = select(*self.select(columns))
+        rows: Any = select(*self.select(columns))
         return rows.where(*self.where(columns), *self.mapping.class_condition())
 
     def build(self, context: BuildContext) -> Executable | None:

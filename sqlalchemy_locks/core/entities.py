@@ -8,7 +8,7 @@ incremented, and loaded objects show the row's current values, also after a save
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import (
     Column,
@@ -23,8 +23,9 @@ from sqlalchemy import (
     literal_column,
     update,
 )
-from sqlalchemy.orm import Mapper, Session
-from sqlalchemy.orm.attributes import flag_dirty
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Mapper, Session
 
 
 def entity_of(statement: Update) -> Any:
@@ -223,6 +224,8 @@ def mark_altered(session: Session, entities: Iterable[Any]) -> None:
 
     It expires what is dirty, or was when it was flushed. The flush of an entity without changes sends nothing.
     """
+    from sqlalchemy.orm.attributes import flag_dirty  # not loaded before it is needed
+
     if session.in_nested_transaction():
         for entity in entities:
             flag_dirty(entity)

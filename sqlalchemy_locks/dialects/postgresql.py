@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, Column, Insert, Table, bindparam, text
-from sqlalchemy.dialects.postgresql import insert
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.sql import Executable
@@ -96,9 +95,13 @@ class PostgreSQL(Backend):
         return None
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
+        from sqlalchemy.dialects.postgresql import insert  # not loaded before it is needed
+
         return insert(table).on_conflict_do_nothing(index_elements=[key])
 
     def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
+        from sqlalchemy.dialects.postgresql import insert  # not loaded before it is needed
+
         inserting, last = insert(table), key[-1]
         return inserting.on_conflict_do_update(
             index_elements=key, index_where=last.is_not(None), set_={last.name: inserting.excluded[last.key]}

@@ -13,7 +13,6 @@ from typing import Any, TypeVar
 from weakref import WeakSet
 
 from sqlalchemy import Column, Insert, Table
-from sqlalchemy.dialects.sqlite import insert
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import CompileError, DBAPIError
 from sqlalchemy.ext.compiler import compiles
@@ -55,9 +54,13 @@ class SQLite(Backend):
         return None
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
+        from sqlalchemy.dialects.sqlite import insert  # not loaded before it is needed
+
         return insert(table).on_conflict_do_nothing(index_elements=[key])
 
     def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
+        from sqlalchemy.dialects.sqlite import insert  # not loaded before it is needed
+
         inserting, last = insert(table), key[-1]
         return inserting.on_conflict_do_update(
             index_elements=key, index_where=last.is_not(None), set_={last.name: inserting.excluded[last.key]}

@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from sqlalchemy_locks import lock, semaphore
-from sqlalchemy_locks.captures.state_transition import StateTransition
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.errors import LockError, NotInstalled, ReentryError
@@ -54,8 +53,14 @@ def _until_none(make: Callable[[], Operation[Any]]) -> Callable[[Semaphores, Ali
     return run
 
 
+def _expire_tasks() -> Operation[Any]:
+    from sqlalchemy_locks.captures.state_transition import StateTransition  # not loaded before it is needed
+
+    return StateTransition().expire()
+
+
 TASKS = (
-    MaintenanceTask("tasks", 60, _until_none(lambda: StateTransition().expire())),
+    MaintenanceTask("tasks", 60, _until_none(_expire_tasks)),
     MaintenanceTask("orphans", 300, lambda semaphores, alive: semaphores.sweep(DAY, alive)),
     MaintenanceTask("requests", 4 * 3600, _until_none(lambda: semaphore.clean(older_than=7 * DAY))),
     MaintenanceTask("leases", DAY, _until_none(lambda: semaphore.clean_leases(older_than=7 * DAY))),

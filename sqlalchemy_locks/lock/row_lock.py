@@ -24,7 +24,6 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.orm import Mapper, lazyload
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
@@ -33,6 +32,9 @@ from sqlalchemy_locks.dialects.base import not_writable
 from sqlalchemy_locks.errors import UnknownRow
 from sqlalchemy_locks.lock.write_lock import wait_for_write_lock
 from sqlalchemy_locks.sql.elements import Writable
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Mapper
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Any)
@@ -79,6 +81,8 @@ class _Row(OperationImpl):
             # OF: an eager join's nullable side can't be locked, and need not be
             statement = statement.with_for_update(of=self.tables)
         if self.mapper is not None:
+            from sqlalchemy.orm import lazyload  # not loaded before it is needed
+
             statement = statement.options(lazyload("*")).execution_options(populate_existing=True)
         return statement
 

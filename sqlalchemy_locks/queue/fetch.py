@@ -123,7 +123,8 @@ def _decoder(type_: Any, dialect: Dialect) -> Callable[[Any], Any] | None:
     decode: Callable[[Any], Any] | None = type_.dialect_impl(dialect).result_processor(json_as_text(dialect), None)
     if decode is None and isinstance(type_, JSON):
         # the driver decodes it, unless it is read as a text
-        decode = JSON().result_processor(json_as_text(dialect), None)
+        json_type: Any = JSON()
+        decode = json_type.result_processor(json_as_text(dialect), None)
     if not layers:
         return decode
 

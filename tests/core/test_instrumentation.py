@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
 import pytest
+import sentry_sdk
 from opentelemetry.instrumentation.sqlalchemy import SQLAlchemyInstrumentor
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from sqlalchemy import Engine, event, text
+from sentry_sdk.integrations.sqlalchemy import SqlalchemyIntegration
+from sentry_sdk.transport import Transport
+from sqlalchemy import Connection, Engine, event, text
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
@@ -79,6 +83,20 @@ def test_an_echo_and_the_logging_token_of_an_option(
     assert all(f"[orders] {statement}" in logged for statement in recorded.statements)
 
 
+def test_a_subclassed_connection(engine: Engine, recorded: Recorded) -> None:
+    executed: list[Any] = []
+
+    class WatchedConnection(Connection):
+        def execute(self, statement: Any, *args: Any, **kwargs: Any) -> Any:
+            if not isinstance(statement, sl.Operation):
+                executed.append(statement)
+            return super().execute(statement, *args, **kwargs)
+
+    engine._connection_cls = WatchedConnection
+    use(engine)
+    assert len(executed) == len(recorded.statements)
+
+
 def test_opentelemetry(engine: Engine, recorded: Recorded) -> None:
     exporter, provider = InMemorySpanExporter(), TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -90,3 +108,37 @@ def test_opentelemetry(engine: Engine, recorded: Recorded) -> None:
         instrumentor.uninstrument()
     attributes = [span.attributes or {} for span in exporter.get_finished_spans()]
     assert [each["db.statement"] for each in attributes if "db.statement" in each] == recorded.statements
+
+
+class KeptEnvelopes(Transport):
+    def __init__(self, options: Any = None) -> None:
+        super().__init__(options)
+        self.envelopes: list[Any] = []
+
+    def capture_envelope(self, envelope: Any) -> None:
+        self.envelopes.append(envelope)
+
+
+@pytest.fixture
+def sentry() -> Iterator[KeptEnvelopes]:
+    transport = KeptEnvelopes()
+    sentry_sdk.init(
+        dsn="https://key@sentry.invalid/1",
+        traces_sample_rate=1.0,
+        transport=transport,
+        auto_session_tracking=False,
+        default_integrations=False,
+        integrations=[SqlalchemyIntegration()],
+    )
+    yield transport
+    sentry_sdk.get_client().close()
+    sentry_sdk.get_global_scope().set_client(None)
+
+
+def test_sentry(engine: Engine, recorded: Recorded, sentry: KeptEnvelopes) -> None:
+    with sentry_sdk.start_transaction(name="request"):
+        use(engine)
+    sentry_sdk.flush()
+    (transaction,) = [envelope.get_transaction_event() for envelope in sentry.envelopes]
+    spans = [span["description"] for span in transaction["spans"] if span["op"] == "db"]
+    assert spans == recorded.statements
