@@ -44,7 +44,8 @@ class Listing(OperationImpl):
         """Return the SELECT of all rows that meet the conditions."""
         columns = self.mapping.columns(context)
         rows: Any = select(*self.select(columns))
-        return rows.where(*self.where(columns), *self.mapping.class_condition())
+        chosen: Select[Any] = rows.where(*self.where(columns), *self.mapping.class_condition())
+        return chosen
 
     def build(self, context: BuildContext) -> Executable | None:
         return self.rows(context).order_by(*self.order_by(self.mapping.columns(context))).limit(_LIMIT)
