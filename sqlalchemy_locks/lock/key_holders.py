@@ -51,8 +51,10 @@ class _Holders(OperationImpl):
         except CompileError as error:  # SQLite's
             raise Unsupported(str(error)) from error
         except DBAPIError as error:
-            why = _REASONS.get(execution.backend.meaning(error))
-            if why is None:
+            meaning = execution.backend.meaning(error)
+            why = _REASONS.get(meaning)
+            # where the installation has a schema, it is that which is denied, and the error says how to grant it
+            if why is None or (meaning == "denied" and execution.backend.schemas):
                 raise
             raise Unsupported(f"{HOLDERS_UNAVAILABLE} {why}") from error
         names: Mapping[int, Any] = execution.values.get("names", {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -78,6 +79,16 @@ def test_results_that_run_after_the_lock_are_refused(
     made = locks.scheduled("a", every=60) if make == "scheduled" else getattr(locks, make)("a")
     with pytest.raises(TypeError, match=sentence):
         made(what)
+
+
+@pytest.mark.parametrize(
+    "function", [generator, coroutine, async_generator, contextmanager(generator), asynccontextmanager(async_generator)]
+)
+def test_what_a_plain_wrapper_returns_unfinished_is_refused(engine_to: MakeEngine, function: Any) -> None:
+    locks = sl.Locks(engine_to("sqlite"))
+    for block in (locks.exclusive("a"), locks.lease("a")):
+        with pytest.raises(TypeError, match="runs when the lock is released"):
+            block(lambda: function())()
 
 
 @pytest.mark.parametrize("which", ["postgresql15/asyncpg", "sqlite/aiosqlite"])
