@@ -160,6 +160,7 @@ _TABLES: Mapping[str, Mapping[str, str]] = {
         "completed_at": "{instant} NULL",
         "failed_at": "{instant} NULL",
         "error": "TEXT NULL",
+        "unique_key": "{text255} NULL",
     },
     "paused_queue": {"id": "{text255}", "paused_at": "{instant} DEFAULT {now}"},
     "worker": {
@@ -230,13 +231,14 @@ _INDEXES: Mapping[str, tuple[str, str, str]] = {
     "job_external_id": ("job", "external_id", ""),
     "job_completed": ("job", "completed_at", "completed_at IS NOT NULL"),
     "job_dead": ("job", "failed_at", "failed_at IS NOT NULL"),
+    "job_unique": ("job", "queue_id, unique_key", "unique_key IS NOT NULL"),
     "request_by_state": ("permit_request", "state, updated_at", ""),
     # released permits are left out: the index answers how many are held
     "permit_held": ("permit", "semaphore_id, state, permit_request_id, count", "state = 'ACQUIRED'"),
     "permit_by_request": ("permit", "permit_request_id", ""),
     "history_by_semaphore": ("semaphore_history", "semaphore_id, id", ""),
 }
-_UNIQUE_INDEXES = {"job_external_id"}
+_UNIQUE_INDEXES = {"job_external_id", "job_unique"}
 
 _ORDER = "priority, run_at, internal_id"
 #: The indexes that captures read.

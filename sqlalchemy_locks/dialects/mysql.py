@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import TIMESTAMP, Column, Insert, Table, text
@@ -99,6 +99,9 @@ class MySQL(Backend):
     shortest_queue_wait = 1
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
+        return TakeRow(table)
+
+    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
         return TakeRow(table)
 
     def translate(self, error: DBAPIError) -> LockError | None:

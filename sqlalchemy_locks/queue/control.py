@@ -68,7 +68,7 @@ class CancelJob(UpdateWaitingJob):
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         ended = {at.started_at: Now(), at.completed_at: Now(), at.error: literal(CANCELLED, at.error.type)}
         # NO_CLAIM matches no worker: job.lost becomes true in a handler that still runs
-        return {**ended, at.claim: NO_CLAIM}
+        return {**ended, **self.jobs.free_key(at), at.claim: NO_CLAIM}
 
 
 class RescheduleJob(UpdateWaitingJob):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from sqlalchemy import (
@@ -29,14 +30,17 @@ from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
+from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.captures.statements import selective_condition
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import RoleColumns
 from sqlalchemy_locks.errors import Unsupported
-from sqlalchemy_locks.queue.jobs import IDS, JobOperation, Jobs, json_as_text
+from sqlalchemy_locks.queue.jobs import IDS, UNIQUE_KEY, JobOperation, Jobs, json_as_text, unique_index
 from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
-from sqlalchemy_locks.sql.elements import Notify
+from sqlalchemy_locks.sql.elements import Notify, force_index
 from sqlalchemy_locks.sql.tables import Payload
+
+T = TypeVar("T")
 
 #: the channel that workers on PostgreSQL listen to
 CHANNEL = "sqlalchemy_locks_job"
@@ -47,21 +51,27 @@ _UNSTORABLE = re.compile(
 )
 #: the same halves where the serializer doesn't escape them
 _HALF = re.compile("[\ud800-\udfff]")
+#: how many ids or keys one statement looks up: engines limit a statement's parameters, and the memory of its plan
+_LOOKED_UP = 10_000
+KEYS = "locks_keys"
 _SERVER_RUN_AT = select(PlusSeconds(Now(), bindparam("locks_run_in", type_=Float())))
 
 
 class Enqueue(JobOperation):
-    """Inserts a batch of jobs, except those whose ``external_id`` exists.
+    """Inserts a batch of jobs, except those whose ``external_id`` exists, or whose unique key a waiting job has.
 
     :param when: where ``run_at`` comes from: ``now``, a bound instant (``at``) or a bound number of seconds (``in``).
     :param known: some ``external_id`` may exist. They are looked up first where an INSERT would wait for the
         transaction that is working on that job before it finds out.
+    :param unique: each job has a unique key. A waiting job that has it is locked, so that it begins after the caller's
+        commit. The call waits for an uncommitted capture of it, so that no job that has begun replaces the new one.
     """
 
-    def __init__(self, jobs: Jobs, when: str, *, known: bool, notify: bool) -> None:
+    def __init__(self, jobs: Jobs, when: str, *, known: bool, unique: bool, notify: bool) -> None:
         super().__init__(jobs, "Queue.put")
-        self.when, self.known, self.notify = when, known, notify
+        self.when, self.known, self.unique, self.notify = when, known, unique, notify
         self._insert = cache(self._insert_one)
+        self._select_waiting = cache(self._waiting_by_key)
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True
@@ -76,21 +86,35 @@ class Enqueue(JobOperation):
         each = documents.table_valued(column("job", Payload()), with_ordinality="number").render_derived(
             name="locks_jobs"
         )
-        external_id = cast(each.c.job.op("->>")(literal_column("'id'")), at.external_id.type)
-        payload = cast(each.c.job.op("->")(literal_column("'payload'")), at.payload.type)
-        rows = select(external_id, payload, *(cast(value, column.type) for column, value in common.items()))
-        if self.known:
+        values = {
+            at.external_id: each.c.job.op("->>")(literal_column("'id'")),
+            at.payload: each.c.job.op("->")(literal_column("'payload'")),
+        }
+        if self.unique:
+            values[at.unique_key] = each.c.job.op("->>")(literal_column("'key'"))
+        values.update(common)
+        converted = [cast(value, column.type) for column, value in values.items()]
+        rows = select(*converted)
+        if self.known or self.unique:
             existing = at.table.alias("locks_existing")
-            same = existing.c.external_id == external_id
+            same = existing.c.external_id == converted[0]
             rows = rows.where(~select(existing.c.external_id).where(same).exists(), selective_condition(each.c.number))
         rows = rows.order_by(each.c.number)
-        columns = [at.external_id, at.payload, *common]
-        inserting = context.backend.insert_unless_present(at.table, at.external_id)
-        inserting = inserting.from_select([column.name for column in columns], rows)
+        inserting = self._inserting(context).from_select([column.name for column in values], rows)
+        notifying = Notify(literal(CHANNEL), bindparam("locks_topic"))
+        if self.unique:
+            waiting: CTE = inserting.returning(at.unique_key, at.external_id).cte("locks_put")
+            return select(*waiting.c, *([notifying] if self.notify else []))
         put: CTE = inserting.returning(literal_column("1").label("one")).cte("locks_put")
         if not self.notify:
             return select(func.count()).select_from(put)
-        return select(Notify(literal(CHANNEL), bindparam("locks_topic"))).where(select(put.c.one).exists())
+        return select(notifying).where(select(put.c.one).exists())
+
+    def _inserting(self, context: BuildContext) -> Any:
+        at = self.jobs.at(context)
+        if self.unique:
+            return context.backend.insert_or_lock(at.table, (at.queue_id, at.unique_key))
+        return context.backend.insert_unless_present(at.table, at.external_id)
 
     def multi_statement_reason(self, context: BuildContext) -> str:
         return "where the driver is passed one row after another"
@@ -118,25 +142,29 @@ class Enqueue(JobOperation):
             UUID(bytes=hashlib.sha256(f"{execution.nonce}:{number}".encode()).digest()[:16], version=4)
             for number in range(len(payloads))
         ]
-        jobs = list(zip(ids, payloads, strict=True))
-        if self.known:
-            # always in the same order: two batches with the same ids would deadlock
-            jobs.sort(key=lambda job: job[0].bytes)
-        if statement is None:
-            # drivers split a large batch into several statements
-            if execution.backend.writable_ctes or len(jobs) > 1:
-                self._begin(execution)
-            self._insert_rows(execution, common, jobs)
-        else:
-            documents = (f'{{"id":"{id}","payload":{payload}}}' for id, payload in jobs)
-            common["locks_jobs"] = f"[{','.join(documents)}]"
-            common["locks_topic"] = self.jobs.topic(common["locks_queue"])
-            execution.execute(statement, common)
-        return IteratorResult(SimpleResultMetaData(["external_id"]), iter([(id,) for id in ids]))
+        keys: Sequence[Any] = common.pop(KEYS, ids)
+        jobs = list(zip(ids, payloads, keys, strict=True))
+        if self.known or self.unique:
+            # always in the same order: two batches with the same ids, or keys, would deadlock
+            jobs.sort(key=lambda job: str(job[2]))
+        with execution.waiting() if self.unique else contextlib.nullcontext():
+            if statement is None:
+                # drivers split a large batch into several statements
+                if self.unique or execution.backend.writable_ctes or len(jobs) > 1:
+                    self._begin(execution)
+                waiting = self._insert_rows(execution, common, jobs)
+            else:
+                waiting = self._insert_documents(execution, statement, common, jobs)
+        # a key that no job waits with is of one that an earlier attempt at this call has put, and captured since
+        return IteratorResult(
+            SimpleResultMetaData(["external_id"]),
+            iter([(waiting.get(key, id),) for id, key in zip(ids, keys, strict=True)]),
+        )
 
     def _begin(self, execution: Execution) -> None:
         """Begin SQLite's transaction by taking its write lock, and refuse a connection in autocommit."""
-        execution.require_transaction(self.jobs.at(execution.context).table, "Queue.put of several jobs")
+        what = "Queue.put(unique=)" if self.unique else "Queue.put of several jobs"
+        execution.require_transaction(self.jobs.at(execution.context).table, what)
 
     def _serialized(self, execution: Execution, payloads: Sequence[Any]) -> Sequence[Any]:
         """Return the payloads as the texts that are sent, or those of a column that isn't JSON as they are.
@@ -157,21 +185,44 @@ class Enqueue(JobOperation):
             serialize = of_column.dialect_impl(dialect).bind_processor(dialect) or serialize
         return [_checked(payload, serialize) for payload in payloads]
 
-    def _insert_rows(self, execution: Execution, common: dict[str, Any], jobs: Sequence[tuple[UUID, Any]]) -> None:
-        """Insert by the driver's executemany, which makes one INSERT of all rows where every value is bound."""
+    def _insert_documents(
+        self, execution: Execution, statement: Any, common: dict[str, Any], jobs: Sequence[tuple[UUID, Any, Any]]
+    ) -> dict[Any, UUID]:
+        """Insert by the one statement. :return: with unique keys, the id of the waiting job of each."""
+        documents = (
+            f'{{"id":"{id}","payload":{payload}' + (f',"key":{json.dumps(key)}}}' if self.unique else "}")
+            for id, payload, key in jobs
+        )
+        common["locks_jobs"] = f"[{','.join(documents)}]"
+        common["locks_topic"] = self.jobs.topic(common["locks_queue"])
+        rows: Any = execution.execute(statement, common)
+        return {key: id for key, id, *_ in rows} if self.unique else {}
+
+    def _insert_rows(
+        self, execution: Execution, common: dict[str, Any], jobs: Sequence[tuple[UUID, Any, Any]]
+    ) -> dict[Any, UUID]:
+        """Insert by the driver's executemany, which makes one INSERT of all rows where every value is bound.
+
+        :return: with unique keys, the id of the waiting job of each.
+        """
         existing: set[UUID] = set()
         external_id = self.jobs.at(execution.context).external_id
         self._refuse_other_keys(execution.context)
-        if self.known and not execution.backend.single_writer:
+        looks_up = self.known and not execution.backend.single_writer
+        if self.unique:
+            # PostgreSQL's INSERT would refuse an id that an earlier attempt at this call has put
+            looks_up = execution.backend.writable_ctes
+        if looks_up:
             lookup = select(external_id).where(external_id.in_(bindparam(IDS, expanding=True)))
-            ids = [_as_stored(external_id, id) for id, _ in jobs]
-            existing.update(map(as_uuid, execution.execute(lookup, {IDS: ids}).scalars()))
+            ids = [_as_stored(external_id, id) for id, *_ in jobs]
+            existing.update(as_uuid(id) for (id,) in _look_up(execution, lookup, {}, IDS, ids))
         if self.when == "in":
             seconds = {"locks_run_in": common.pop("locks_run_in")}
             common["locks_run_at"] = execution.execute(_SERVER_RUN_AT, seconds).scalar()
         rows = [
             {**common, "locks_id": _as_stored(external_id, id), "locks_payload": payload}
-            for id, payload in jobs
+            | ({"locks_key": key} if self.unique else {})
+            for id, payload, key in jobs
             if id not in existing
         ]
         if rows:
@@ -179,24 +230,44 @@ class Enqueue(JobOperation):
             if self.notify and execution.backend.writable_ctes:
                 topic = {"locks_topic": self.jobs.topic(common["locks_queue"])}
                 execution.execute(select(Notify(literal(CHANNEL), bindparam("locks_topic"))), topic)
+        if not self.unique:
+            return {}
+        reading = self._select_waiting(execution.context)
+        queue = {"locks_queue": common["locks_queue"]}
+        waiting = _look_up(execution, reading, queue, KEYS, [key for *_, key in jobs])
+        return {key: as_uuid(id) for key, id in waiting}
+
+    def _waiting_by_key(self, context: BuildContext) -> Any:
+        """Return the SELECT of the waiting jobs of unique keys, which the INSERT has locked."""
+        at = self.jobs.at(context)
+        reading = select(at.unique_key, at.external_id).where(
+            at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
+            at.unique_key.in_(bindparam(KEYS, expanding=True)),
+        )
+        if context.backend.single_writer:
+            return reading
+        index = unique_index(at)
+        assert index is not None
+        # not from an old snapshot; by the index, or MySQL may lock every row that a scan of the table passes
+        return force_index(reading, f"`{index.name}`", at.table).with_for_update()
 
     def _refuse_other_keys(self, context: BuildContext) -> None:
         """:raises Unsupported: where the INSERT would also ignore jobs for a unique column of the app's."""
         at, own = self.jobs.at(context), self.jobs.target
         if own is None or context.backend.returning:
             return
+        ours = [{at.internal_id.name}, {at.external_id.name}]
+        if UNIQUE_KEY in at:
+            ours.append({at.queue_id.name, at.unique_key.name})
         for key in own.unique_keys():
-            if key not in ({at.internal_id.name}, {at.external_id.name}):
+            if key not in ours:
                 raise Unsupported(
                     f"Queue.put on {context.backend.name} would ignore a job whose {', '.join(sorted(key))} another "
                     "one has: put it by session.add(), or drop the unique constraint"
                 )
 
     def _insert_one(self, context: BuildContext) -> Executable:
-        at = self.jobs.at(context)
-        statement: Executable = context.backend.insert_unless_present(at.table, at.external_id).values(
-            self._values(context)
-        )
+        statement: Executable = self._inserting(context).values(self._values(context))
         return statement
 
     def _values(self, context: BuildContext) -> dict[Any, Any]:
@@ -213,6 +284,8 @@ class Enqueue(JobOperation):
             **self._common(at),
             **(own.insert_defaults() if own else {}),
         }
+        if self.unique:
+            values[at.unique_key] = bindparam("locks_key", type_=at.unique_key.type)
         if self.when == "in":
             values[at.run_at] = bindparam("locks_run_at", type_=Instant())
         elif self.when == "now" and at.run_at.server_default is not None:
@@ -223,6 +296,14 @@ class Enqueue(JobOperation):
 def _as_stored(column: Any, id: Any) -> Any:
     """Return an id as a value of its column, which may be a text."""
     return str(id) if isinstance(column.type, String) else id
+
+
+def _look_up(
+    execution: Execution, statement: Any, values: dict[str, Any], name: str, several: Sequence[Any]
+) -> Iterator[Any]:
+    """Read the rows of several ids or keys, bound as ``name``."""
+    for start in range(0, len(several), _LOOKED_UP):
+        yield from execution.execute(statement, {**values, name: several[start : start + _LOOKED_UP]})
 
 
 def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
@@ -253,11 +334,21 @@ def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
 def external_ids(ids: Any, number: int) -> list[UUID]:
     """Return the ``external_id`` of each payload, as passed to ``Queue.put``."""
     several = [as_uuid(each) for each in ([ids] if isinstance(ids, (str, UUID)) else ids)]
-    if len(several) != number:
-        raise ValueError(f"Queue.put: {number} payloads need {number} external_ids, and {len(several)} were given")
-    if len(set(several)) < number:
-        raise ValueError("Queue.put: two payloads have the same external_id, and only one job of them would be put")
-    return several
+    return _one_for_each(several, number, "external_id")
+
+
+def unique_keys(keys: Any, number: int) -> list[str]:
+    """Return the unique key of each payload, as passed to ``Queue.put``."""
+    several = keys if isinstance(keys, (list, tuple)) else [keys]
+    return _one_for_each([valid_name(each, "a unique key") for each in several], number, "unique key")
+
+
+def _one_for_each(values: list[T], number: int, what: str) -> list[T]:
+    if len(values) != number:
+        raise ValueError(f"Queue.put: {number} payloads need {number} {what}s, and {len(values)} were given")
+    if len(set(values)) < number:
+        raise ValueError(f"Queue.put: two payloads have the same {what}, and only one job of them would be put")
+    return values
 
 
 def as_uuid(given: Any) -> UUID:

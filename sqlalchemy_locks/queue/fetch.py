@@ -43,6 +43,7 @@ class CaptureJobs(JobCapture):
                 at.claim: claim,
                 at.started_at: Now(),
                 at.processing_host: bindparam("locks_host", type_=at.processing_host.type),
+                **self.jobs.free_key(at),
             },
             tuple(at[role] for role in ORDER),
             self.jobs.target,

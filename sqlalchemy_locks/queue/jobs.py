@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Integer, Row, Table, TypeDecorator, bindparam, literal_column, select, update
+from sqlalchemy import Index, Integer, Row, Table, TypeDecorator, bindparam, literal_column, null, select, update
 from sqlalchemy.engine import Dialect
 
 from sqlalchemy_locks.captures.claims import draw_claim, stored_proof
@@ -45,6 +45,8 @@ ROLES = (
     "failed_at",
     "error",
 )
+#: the role of a column that a table of the user's own may lack
+UNIQUE_KEY = "unique_key"
 #: the order in which jobs are captured
 ORDER = ("priority", "run_at", "internal_id")
 #: the parameters that identify owned jobs: pairs, and the same as two lists for engines that bind arrays
@@ -73,7 +75,8 @@ class Jobs:
         if self.target is None:
             self.paused = RoleMapping("Queue", lambda tables: tables.paused_queue, ("id",))
         else:
-            own = {role: self.target.column(role, role) for role in ROLES}
+            roles = (*ROLES, UNIQUE_KEY) if UNIQUE_KEY in self.target.table.c else ROLES
+            own = {role: self.target.column(role, role) for role in roles}
             for role, column in own.items():
                 if column.key != role:
                     raise ValueError(f"Queue: the column {column} must have the name {role}")
@@ -119,6 +122,22 @@ class Jobs:
         if self.paused is None:
             raise ValueError("Queue: only queues of the shipped table of jobs can be paused")
         return self.paused
+
+    def require_unique(self) -> None:
+        """:raises ValueError: for a table of the user's own without unique keys, or without their unique index."""
+        if self.target is None or self.own is None:
+            return
+        if UNIQUE_KEY not in self.own:
+            raise ValueError(f"Queue: unique= needs a column {UNIQUE_KEY} in {self.target.name}")
+        if unique_index(self.own) is None:
+            raise ValueError(
+                f"Queue: unique= needs a unique index on {self.own.queue_id}, {self.own.unique_key}: Queue.indexes() "
+                "has it"
+            )
+
+    def free_key(self, at: RoleColumns) -> dict[Any, Any]:
+        """Return what an UPDATE sets to free the unique key of a job that no longer waits."""
+        return {at.unique_key: null()} if UNIQUE_KEY in at else {}
 
     def at(self, context: BuildContext) -> RoleColumns:
         """Return the columns by role; refuse own timestamp columns that lose the time zone."""
@@ -215,6 +234,12 @@ def is_begun(at: RoleColumns) -> Any:
     return at.claim % literal_column("2")
 
 
+def unique_index(at: RoleColumns) -> Index | None:
+    """Return the index of a queue's unique keys."""
+    columns = {at.queue_id, at.unique_key}
+    return next((index for index in at.table.indexes if index.unique and set(index.columns) == columns), None)
+
+
 class WorkerRows:
     """The table of the workers of one table of jobs, and its columns.
 
@@ -281,7 +306,7 @@ def _not_captured(job: Any) -> TypeError:
 
 @cache
 def _shipped(table: Table) -> RoleColumns:
-    return RoleColumns(table, {role: table.c[role] for role in ROLES})
+    return RoleColumns(table, {role: table.c[role] for role in (*ROLES, UNIQUE_KEY)})
 
 
 @cache

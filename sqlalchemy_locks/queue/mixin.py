@@ -59,6 +59,7 @@ class JobColumns:
     completed_at: Mapped[datetime | None] = mapped_column(_Instant)
     failed_at: Mapped[datetime | None] = mapped_column(_Instant)
     error: Mapped[str | None] = mapped_column(Text())
+    unique_key: Mapped[str | None] = mapped_column(_Name)
 
 
 class WorkerColumns:

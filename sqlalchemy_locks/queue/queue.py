@@ -35,7 +35,7 @@ from sqlalchemy_locks.queue.acknowledge import (
 )
 from sqlalchemy_locks.queue.activity import Stats
 from sqlalchemy_locks.queue.control import CancelJob, GetJob, RescheduleJob, ResumeQueues
-from sqlalchemy_locks.queue.enqueue import Enqueue, as_uuid, external_ids, utc_instant
+from sqlalchemy_locks.queue.enqueue import KEYS, Enqueue, as_uuid, external_ids, unique_keys, utc_instant
 from sqlalchemy_locks.queue.fetch import CaptureJobs, FetchJobs, JobsOfHost
 from sqlalchemy_locks.queue.jobs import IDS, Jobs
 from sqlalchemy_locks.queue.liveness import (
@@ -86,7 +86,8 @@ class Queue(EntityPattern[E]):
     :param workers: a mapped class or ``Table`` of your own for workers, if you have one for jobs, in its database and
         schema (``sqlalchemy_locks.WorkerColumns`` is a mixin with its columns); without it :class:`Worker` refuses to
         run. The shipped table of jobs has ``lock.worker``.
-    :raises ValueError: if the class lacks one of the columns of ``lock.job``, or has it under another name.
+    :raises ValueError: if the class lacks one of the columns of ``lock.job``, except ``unique_key``, without which
+        ``put`` takes no ``unique=``; or has it under another name.
 
     >>> queue = sl.Queue()
     >>> session.execute(queue.put({"to": "a@example.org"}, queue="mail"))
@@ -109,9 +110,9 @@ class Queue(EntityPattern[E]):
         self.bind = bind
         self.notify = bool(notify)
         self._put = {
-            (when, known): Enqueue(jobs, when, known=known, notify=notify)
+            (when, by): Enqueue(jobs, when, known=by == "external_id", unique=by == "unique", notify=notify)
             for when in ("now", "at", "in")
-            for known in (False, True)
+            for by in (None, "external_id", "unique")
         }
         self._capture = CaptureJobs(jobs, "Queue.capture")
         self._fetch_jobs = FetchJobs(jobs, "Queue.fetch")
@@ -143,6 +144,7 @@ class Queue(EntityPattern[E]):
         *payloads: Any,
         queue: str = DEFAULT_QUEUE,
         external_id: UUID | str | Sequence[UUID | str] | None = None,
+        unique: str | Sequence[str] | None = None,
         run_at: datetime | None = None,
         run_in: float | timedelta | None = None,
         priority: int = 0,
@@ -156,24 +158,28 @@ class Queue(EntityPattern[E]):
         :param queue: the queue's name, up to 255 characters.
         :param external_id: a UUID that can be shown to users, or one for each payload; random if not given. It is
             the idempotency key: if a job with it exists, whatever its state, none is put.
+        :param unique: a key, up to 255 characters, or one for each payload: if a job with it waits in this queue, none
+            is put. A capture frees the key, so that a change that is made while the job runs puts another one. The
+            waiting job is locked until your transaction ends: it begins after your commit, and sees what you wrote. A
+            capture that isn't committed is waited for.
         :param run_at: the earliest time to run it; a ``datetime`` with a time zone.
         :param run_in: the same as seconds from now, by the server's clock.
         :param priority: smaller values are captured first.
         :param max_attempts: how often it is tried before it is dead.
         :return: the jobs' ``external_id``, in the order of the payloads, those of existing jobs included.
-        :raises ValueError: for a ``datetime`` without a time zone, a number of ids other than that of the payloads, or
-            the same one twice. When it is executed, for a payload with NaN, an infinity, NUL, or half of a surrogate
-            pair.
+        :raises ValueError: for a ``datetime`` without a time zone, a number of ids or keys other than that of the
+            payloads, the same one twice, both ids and keys, or keys in a table without a column or a unique index for
+            them. When it is executed, for a payload with NaN, an infinity, NUL, or half of a surrogate pair.
         :raises TypeError: when it is executed, for a payload that is no JSON value.
-        :raises Unsupported: for several payloads in autocommit on MySQL, MariaDB and SQLite, or any in a table of your
-            own on PostgreSQL; and on MySQL and MariaDB for such a table with another unique constraint.
+        :raises Unsupported: with ``unique``, or several payloads, in autocommit on MySQL, MariaDB and SQLite, or any in
+            a table of your own on PostgreSQL; and on MySQL and MariaDB for such a table with another unique constraint.
 
         Executed again, it puts other jobs, unless their ids are given; a retry by ``Locks`` after a lost reply puts the
         same ones.
 
-        The whole batch is one statement, in the order of the ids where they are given, so that two transactions that
-        put the same ids can't deadlock; on MySQL and MariaDB given ids are looked up in a statement before it, and
-        drivers send a batch of more than a megabyte in several.
+        The whole batch is one statement, in the order of the ids or keys where they are given, so that two transactions
+        that put the same ones can't deadlock; on MySQL and MariaDB given ids are looked up in a statement before it,
+        jobs with keys in one after it, and drivers send a batch of more than a megabyte in several.
 
         >>> queue = sl.Queue()
         >>> job_id = session.scalar(queue.put({"to": "a@example.org"}, queue="mail", max_attempts=5))
@@ -195,7 +201,12 @@ class Queue(EntityPattern[E]):
             when, values["locks_run_at"] = "at", utc_instant(run_at)
         elif run_in is not None:
             when, values["locks_run_in"] = "in", bounded_seconds(run_in, "run_in")
-        return Operation(self._put[when, external_id is not None], values)
+        if unique is None:
+            return Operation(self._put[when, None if external_id is None else "external_id"], values)
+        if external_id is not None:
+            raise ValueError("Queue.put: give external_id or unique, not both")
+        self._jobs.require_unique()
+        return Operation(self._put[when, "unique"], {**values, KEYS: unique_keys(unique, len(payloads))})
 
     def _capture_jobs(
         self, limit: int = 1, *, queue: str = DEFAULT_QUEUE, host: str | None = None

@@ -121,6 +121,7 @@ class Tables:
             Column("completed_at", Instant()),
             Column("failed_at", Instant()),
             Column("error", Text()),
+            Column("unique_key", _name(255)),
             sqlite_autoincrement=True,
             **_INNODB,
         )
@@ -240,6 +241,11 @@ def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> 
     for name, role in {"completed": "completed_at", "dead": "failed_at"}.items():
         there = at[role].is_not(None)
         made.append(Index(f"{prefix}_{name}", at[role], postgresql_where=there, sqlite_where=there))
+    if "unique_key" in at:
+        # a capture sets the key to NULL, of which there may be any number
+        there = at["unique_key"].is_not(None)
+        columns = (at["queue_id"], at["unique_key"])
+        made.append(Index(f"{prefix}_unique", *columns, unique=True, postgresql_where=there, sqlite_where=there))
     return made
 
 

@@ -25,6 +25,7 @@ STATEMENTS: dict[str, sl.Operation[Any]] = {
     "tasks.capture": tasks.capture(2),
     "tasks.expire": tasks.expire(),
     "queue.put": queue.put(1),
+    "queue.put(unique=)": queue.put(1, unique="first"),
     "queue.put(external_id=)": queue.put(1, external_id="8ef0a1ba-5f2b-4f6b-8b0c-0d6d6d3c1a55"),
     "queue.capture": queue.capture(2),
     "queue.complete": queue.complete([(1, 1)]),

@@ -68,6 +68,7 @@ _SHOWN: dict[str, sl.Operation[Any]] = {
     "tasks.set_status": _tasks.set_status(ID, "done", claim=1),
     "tasks.expire": _tasks.expire(),
     "queue.put": _queue.put({"to": "a@example.org"}, queue="mail"),
+    "queue.put unique": _queue.put({"product": 7}, queue="index", unique="product:7"),
     "queue.cancel": _queue.cancel(UUID(int=1)),
     "queue.capture": _queue.capture(10, queue="mail", host="web-1"),
     "queue.complete": _queue.complete((1, 1)),

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import Engine, create_engine, select
+from sqlalchemy import Engine, MetaData, Table, create_engine, select
+from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
@@ -16,7 +18,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.queue.mixin import JobColumns
 from tests.conftest import PLAIN, Servers
-from tests.fixtures.parties import PATIENCE
+from tests.fixtures.parties import PATIENCE, async_connected
 from tests.fixtures.queues import KINDS, MakeEngine, put
 
 queue = sl.Queue()
@@ -142,6 +144,109 @@ def test_a_pause_is_part_of_the_transaction(kind: Engine) -> None:
     assert captured(kind) == [1]
 
 
+def test_a_unique_key_is_put_once_while_it_waits(engine: Engine) -> None:
+    (first,) = put(engine, 1, unique="a")
+    assert put(engine, 2, unique="a") == [first]
+    assert put(engine, 3, queue="other", unique="a") != [first]
+    b, again = put(engine, 4, 5, unique=["b", "a"], run_in=0)
+    assert again == first != b
+    assert captured(engine) == [1, 4]
+    # free once it is captured, whatever becomes of the job
+    (second,) = put(engine, 6, unique="a")
+    assert second != first
+    with engine.begin() as connection:
+        running = connection.execute(select(build_context(engine.dialect, {}).tables.job)).all()
+        for job in running:
+            connection.execute(queue.fail(job, error="x", retry_in=0))
+    assert sorted(captured(engine)) == [1, 4, 6]
+
+
+def test_a_cancelled_job_frees_its_key(kind: Engine) -> None:
+    (first,) = put(kind, 1, unique="a", run_in=60)
+    assert one(kind, queue.cancel(first))
+    assert put(kind, 2, unique="a", run_at=datetime(2020, 1, 1, tzinfo=timezone.utc)) != [first]
+    assert captured(kind) == [2]
+
+
+def test_concurrent_puts_of_a_key_make_one_job(engine_to: MakeEngine) -> None:
+    for name in WITH_ROW_LOCKS:
+        engine = engine_to(name)
+        ids: list[Any] = []
+        start = threading.Barrier(6, timeout=PATIENCE)
+
+        def work(engine: Engine = engine, ids: list[Any] = ids, start: Any = start) -> None:
+            start.wait()
+            ids.extend(sl.Locks(engine).run(queue.put(1, 2, unique=["x", "y"])) for _ in range(5))
+
+        threads = [threading.Thread(target=work) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(ids) == 30
+        assert len(set(map(str, ids))) == 1
+        assert captured(engine) == [1, 2]
+
+
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+def test_a_job_with_the_key_begins_after_the_commit(engine_to: MakeEngine, name: str) -> None:
+    """Otherwise its handler could read the state before the change that the second put reports."""
+    engine = engine_to(name)
+    (first,) = put(engine, 1, unique="a")
+    with engine.connect() as putting:
+        assert putting.scalar(queue.put(2, unique="a")) == first
+        assert captured(engine) == []
+        putting.commit()
+    assert captured(engine) == [1]
+
+
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+@pytest.mark.parametrize("commits", [True, False])
+def test_a_put_waits_for_a_capture_of_its_key(engine_to: MakeEngine, name: str, commits: bool) -> None:
+    """A job that may have begun doesn't replace a new one."""
+    engine = engine_to(name)
+    (first,) = put(engine, 1, unique="a")
+    ids: list[Any] = []
+    with engine.connect() as capturing:
+        assert len(capturing.execute(queue.capture()).all()) == 1
+        with pytest.raises(sl.LockTimeout):
+            one(engine, queue.put(2, unique="a").execution_options(locks_wait=0.05))
+        thread = threading.Thread(target=lambda: ids.append(one(engine, queue.put(2, unique="a"))))
+        thread.start()
+        capturing.commit() if commits else capturing.rollback()
+        thread.join(PATIENCE)
+    assert (ids == [first]) is not commits
+    assert captured(engine) == [2 if commits else 1]
+
+
+@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+def test_a_put_waits_for_no_job_with_another_key(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    put(engine, *range(3), unique=["a", "b", "c"])
+    with engine.connect() as capturing:
+        assert len(capturing.execute(queue.capture(2)).all()) == 2
+        assert len(one(engine, queue.put(4, 5, unique=["c", "d"]).execution_options(locks_wait=0.05)).hex) == 32
+        capturing.rollback()
+    assert len(captured(engine)) == 4
+
+
+def test_each_of_many_jobs_has_its_own_key(kind: Engine) -> None:
+    keys = [str(number) for number in range(12_000)]
+    with kind.connect() as connection:
+        ids = connection.execute(queue.put(*keys, unique=keys)).scalars().all()
+        again = connection.execute(queue.put("new", *keys[::-2], unique=["new", *keys[::-2]])).scalars().all()
+        connection.rollback()
+    assert len(set(ids)) == 12_000
+    assert again[1:] == ids[::-2]
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb", "sqlite"])
+def test_unique_keys_are_refused_in_autocommit(engine_to: MakeEngine, name: str) -> None:
+    with engine_to(name, isolation_level="AUTOCOMMIT").connect() as connection:
+        with pytest.raises(sl.Unsupported, match=r"unique=\) .* autocommit"):
+            connection.execute(queue.put(1, unique="a"))
+
+
 @pytest.mark.parametrize("name", ["mysql", "mariadb", "sqlite", "postgresql15"])
 def test_several_jobs_are_put_together_or_not_at_all_in_autocommit(engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)
@@ -157,7 +262,7 @@ def test_several_jobs_are_put_together_or_not_at_all_in_autocommit(engine_to: Ma
 
 def test_a_repeated_put_returns_the_same_ids(kind: Engine) -> None:
     """A retry after a lost reply, when the job was captured meanwhile, puts no second one."""
-    again = queue.put(1).execution_options(locks_nonce=uuid4().hex)
+    again = queue.put(1, unique="a").execution_options(locks_nonce=uuid4().hex)
     first = one(kind, again)
     assert one(kind, again) == first
     if kind.dialect.name != "sqlite":  # a connection that loses no reply
@@ -176,26 +281,75 @@ class Mail(JobColumns, Base):
     __mapper_args__ = {"version_id_col": version}
 
 
+class Bare(JobColumns, Base):
+    """With a column for keys, and without its index."""
+
+    __tablename__ = "bare"
+
+
+mails = sl.Queue(Mail)
+mails.indexes()
+without_key = Table(
+    "without_key", MetaData(), *(column._copy() for column in Bare.__table__.columns if column.name != "unique_key")
+)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_a_table_of_ones_own(servers: Servers, name: str) -> None:
-    mails = sl.Queue(Mail)
     engine = create_engine(servers.fresh(name, PLAIN[name]), poolclass=NullPool)
     Base.metadata.create_all(engine)
     with Session(engine) as session:
-        id = session.scalar(mails.put(1, run_in=60))
+        id = session.scalar(mails.put(1, unique="a", run_in=60))
+        assert session.scalar(mails.put(2, unique="a")) == id
         job = session.scalar(mails.get(id))
         assert type(job) is Mail
         assert session.scalar(mails.reschedule(id, run_in=0))
         with session.begin_nested() as savepoint:
             assert session.scalar(mails.cancel(id))
-            assert job.error == "cancelled"
+            assert (job.error, job.unique_key) == ("cancelled", None)
             savepoint.rollback()
-        assert (job.error, job.version) == (None, 2)
+        assert (job.error, job.unique_key, job.version) == (None, "a", 2)
         assert session.scalars(mails.capture()).all() == [job]
+        assert (job.unique_key, job.version) == (None, 3)
         session.commit()
     with pytest.raises(ValueError, match="only queues of the shipped table"):
         mails.pause("default")
     engine.dispose()
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_repeated_put_into_a_table_of_ones_own(servers: Servers, name: str) -> None:
+    engine = create_engine(servers.fresh(name, PLAIN[name]), poolclass=NullPool)
+    Base.metadata.create_all(engine)
+    again = mails.put(1, 2, unique=["a", "b"]).execution_options(locks_nonce=uuid4().hex)
+    id = one(engine, again)
+    assert one(engine, again) == id
+    if name != "sqlite":
+        with engine.begin() as connection:
+            assert len(connection.execute(mails.capture(9)).all()) == 2
+        assert one(engine, again) == id
+        with engine.begin() as connection:
+            assert connection.execute(mails.capture(9)).all() == []
+    engine.dispose()
+
+
+@pytest.mark.parametrize(
+    ("name", "driver"), [("postgresql15", "asyncpg"), ("mysql", "aiomysql"), ("sqlite", "aiosqlite")]
+)
+def test_async_sessions(engine_to: MakeEngine, servers: Servers, name: str, driver: str) -> None:
+    engine_to(name)
+
+    async def work() -> None:
+        async with (
+            async_connected(servers.installed(name, driver), poolclass=NullPool) as engine,
+            AsyncSession(engine) as session,
+        ):
+            id = await session.scalar(queue.put(1, unique="a"))
+            assert await session.scalar(queue.put(1, unique="a")) == id
+            assert await session.scalar(queue.cancel(id))
+            assert await session.scalar(queue.put(1, unique="a")) != id
+
+    asyncio.run(work())
 
 
 @pytest.mark.parametrize(
@@ -209,6 +363,15 @@ def test_a_table_of_ones_own(servers: Servers, name: str) -> None:
         (lambda: queue.pause(), ValueError, "at least one"),
         (lambda: queue.pause(1), TypeError, "a queue"),
         (lambda: queue.resume(""), ValueError, "a queue"),
+        (lambda: queue.put(1, unique=""), ValueError, "a unique key"),
+        (lambda: queue.put(1, unique="a" * 256), ValueError, "a unique key"),
+        (lambda: queue.put(1, unique=7), TypeError, "unique key"),
+        (lambda: queue.put(1, unique=[7]), TypeError, "unique key"),
+        (lambda: queue.put(1, 2, unique="a"), ValueError, "2 payloads need 2 unique keys"),
+        (lambda: queue.put(1, 2, unique=["a", "a"]), ValueError, "the same unique key"),
+        (lambda: queue.put(1, unique="a", external_id=uuid4()), ValueError, "not both"),
+        (lambda: sl.Queue(without_key).put(1, unique="a"), ValueError, "needs a column unique_key in without_key"),
+        (lambda: sl.Queue(Bare).put(1, unique="a"), ValueError, "needs a unique index on bare.queue_id, bare.unique"),
     ],
 )
 def test_bad_input_is_refused_before_any_sql(make: Any, error: type[Exception], sentence: str) -> None:

@@ -100,10 +100,12 @@ def test_each_job_of_a_batch_has_its_own_default(engine: Engine) -> None:
             connection.execute(tickets.put({"a": 1}, {"a": 4}, external_id=[ids[0], uuid4()])).scalars().first()
             == ids[0]
         )
-    assert len(set(tokens(engine))) == 4
+        first = connection.scalar(tickets.put(5, unique="k"))
+        assert connection.scalar(tickets.put(6, unique="k")) == first
+    assert len(set(tokens(engine))) == 5
     with Session(engine) as session, session.begin():
         jobs = session.scalars(tickets.capture(9)).all()
-        assert [job.payload for job in jobs] == [{"a": 1}, [2], None, {"a": 4}]
+        assert [job.payload for job in jobs] == [{"a": 1}, [2], None, {"a": 4}, 5]
         assert all(job.touched_at is not None for job in jobs)
 
 
@@ -118,7 +120,7 @@ def test_and_so_it_has_with_an_async_driver(servers: Servers, engine: Engine, na
         async with async_connected(servers.url(name, driver, database)) as bind:
             async with bind.begin() as connection:
                 await connection.execute(tickets.put({"a": 1}, 2, run_in=0))
-                await connection.execute(tickets.put(3))
+                await connection.execute(tickets.put(3, unique="k"))
 
             async def handler(job: Any) -> None:
                 pass
@@ -129,6 +131,21 @@ def test_and_so_it_has_with_an_async_driver(servers: Servers, engine: Engine, na
     assert len(set(tokens(engine))) == 3
     with engine.connect() as connection:
         assert connection.scalar(select(func.count(Ticket.completed_at))) == 3
+
+
+@pytest.mark.parametrize("name", ["postgresql15"])
+def test_more_keys_than_a_statement_has_parameters(servers: Servers, engine: Engine, name: str) -> None:
+    database = Path(str(engine.url.database)).stem
+
+    async def main() -> list[Any]:
+        async with async_connected(servers.url(name, "asyncpg", database)) as bind, bind.begin() as connection:
+            keys = [str(number) for number in range(33_000)]
+            return list((await connection.execute(tickets.put(*keys, unique=keys))).scalars())
+
+    ids = asyncio.run(main())
+    with engine.connect() as connection:
+        rows = connection.execute(select(Ticket.payload, Ticket.external_id)).all()
+    assert {row.external_id: row.payload for row in rows} == {id: str(number) for number, id in enumerate(ids)}
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -149,10 +166,11 @@ def test_a_worker_computes_onupdate_for_each_job(engine: Engine, caplog: pytest.
 def test_listening_workers_are_notified(engine: Engine) -> None:
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as listener:
         listener.exec_driver_sql("LISTEN sqlalchemy_locks_job")
-        with engine.begin() as connection:
-            connection.execute(tickets.put(1, 2))
         driver: Any = listener.connection.driver_connection
-        assert [each.payload for each in driver.notifies(timeout=10, stop_after=1)] == ["ticket:default"]
+        for operation in (tickets.put(1, 2), tickets.put(1, 2, unique=["a", "b"])):
+            with engine.begin() as connection:
+                connection.execute(operation)
+            assert [each.payload for each in driver.notifies(timeout=10, stop_after=1)] == ["ticket:default"]
         with pytest.raises(sl.Unsupported, match="autocommit"):
             listener.execute(tickets.put(1, 2))
 
@@ -164,12 +182,13 @@ def test_a_job_that_another_unique_column_refuses_is_an_error(engine: Engine) ->
             connection.execute(invoices.put({"a": 1}))
         return
     with engine.begin() as connection:
-        id = connection.scalar(invoices.put({"a": 1}))
-    for again in (invoices.put({"a": 2}), invoices.put(2, external_id=uuid4())):
+        id = connection.scalar(invoices.put({"a": 1}, unique="k"))
+    for again in (invoices.put({"a": 2}), invoices.put({"a": 2}, unique="l"), invoices.put(2, external_id=uuid4())):
         with engine.connect() as connection, pytest.raises(IntegrityError):
             connection.execute(again)
     with engine.begin() as connection:
         assert connection.scalar(invoices.put({"a": 2}, external_id=id)) == id
+        assert connection.scalar(invoices.put({"a": 2}, unique="k")) == id
         assert connection.scalar(select(func.count()).select_from(Invoice)) == 1
 
 
@@ -178,10 +197,12 @@ def test_ids_may_be_texts(engine: Engine) -> None:
     with engine.begin() as connection:
         ids = connection.execute(parcels.put({"a": 1}, "two")).scalars().all()
         assert connection.scalar(parcels.put("again", external_id=ids[0])) == ids[0]
+        first = connection.scalar(parcels.put(3, unique="k"))
+        assert connection.scalar(parcels.put(4, unique="k")) == first
         for bad in (float("nan"), "\0", "\ud800"):
             with pytest.raises(ValueError, match="payload"):
                 connection.execute(parcels.put({"a": bad}))
-        assert connection.scalar(select(func.count()).select_from(Parcel)) == 2
+        assert connection.scalar(select(func.count()).select_from(Parcel)) == 3
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
+from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine, text
@@ -85,9 +86,10 @@ def wake_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str) ->
         at_work = awaiting(servers.installed("postgresql15", driver.removeprefix("async ")), handler)
     with at_work:
         wait_until_idle(engine, done)
-        for number in range(3):
+        ways: list[dict[str, Any]] = [{}, {"unique": "a"}, {"external_id": uuid4()}]
+        for number, options in enumerate(ways):
             done.clear()
-            put(engine, number)
+            put(engine, number, **options)
             assert done.wait(PATIENCE)
 
 

@@ -8,7 +8,7 @@ CREATE TABLE IF NOT EXISTS "lock_task_timeout" (queue_id VARCHAR(255) NOT NULL D
 
 CREATE TABLE IF NOT EXISTS "lock_task" (queue_id VARCHAR(255) NOT NULL DEFAULT 'default', id VARCHAR(255) NOT NULL, status VARCHAR(64) NOT NULL DEFAULT 'done', claim BIGINT NOT NULL DEFAULT 0, updated_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), timeout BIGINT, retries_left INTEGER, PRIMARY KEY (queue_id, id));
 
-CREATE TABLE IF NOT EXISTS "lock_job" (internal_id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, external_id CHAR(32) NOT NULL, queue_id VARCHAR(255) NOT NULL DEFAULT 'default', payload JSON NOT NULL, priority INTEGER NOT NULL DEFAULT 0, run_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), claim BIGINT NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0, max_attempts INTEGER NOT NULL DEFAULT 5, processing_host VARCHAR(255), created_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), started_at DATETIME, completed_at DATETIME, failed_at DATETIME, error TEXT);
+CREATE TABLE IF NOT EXISTS "lock_job" (internal_id INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT, external_id CHAR(32) NOT NULL, queue_id VARCHAR(255) NOT NULL DEFAULT 'default', payload JSON NOT NULL, priority INTEGER NOT NULL DEFAULT 0, run_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), claim BIGINT NOT NULL DEFAULT 0, attempts INTEGER NOT NULL DEFAULT 0, max_attempts INTEGER NOT NULL DEFAULT 5, processing_host VARCHAR(255), created_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), started_at DATETIME, completed_at DATETIME, failed_at DATETIME, error TEXT, unique_key VARCHAR(255));
 
 CREATE TABLE IF NOT EXISTS "lock_paused_queue" (id VARCHAR(255) NOT NULL, paused_at DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), PRIMARY KEY (id));
 
@@ -35,6 +35,8 @@ CREATE UNIQUE INDEX IF NOT EXISTS "lock_job_external_id" ON "lock_job" (external
 CREATE INDEX IF NOT EXISTS "lock_job_completed" ON "lock_job" (completed_at) WHERE completed_at IS NOT NULL;
 
 CREATE INDEX IF NOT EXISTS "lock_job_dead" ON "lock_job" (failed_at) WHERE failed_at IS NOT NULL;
+
+CREATE UNIQUE INDEX IF NOT EXISTS "lock_job_unique" ON "lock_job" (queue_id, unique_key) WHERE unique_key IS NOT NULL;
 
 CREATE INDEX IF NOT EXISTS "lock_request_by_state" ON "lock_permit_request" (state, updated_at);
 
