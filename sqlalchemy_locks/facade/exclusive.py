@@ -204,8 +204,12 @@ class ExclusiveBlock:
         entered = time.monotonic()
         self._entered = held, entry, entered
         if self._locks._has_listeners:
-            self._emit("waited", waited=entered - started)
-            self._emit("acquired", waited=entered - started)
+            try:
+                self._emit("waited", waited=entered - started)
+                self._emit("acquired", waited=entered - started)
+            except BaseException as error:  # a listener's SystemExit or gevent.Timeout
+                self.__exit__(type(error), error, error.__traceback__)
+                raise
         return held
 
     def __exit__(

@@ -103,6 +103,11 @@ class SemaphoreWaiter:
             if grant.replayed and self._kind is not None:
                 # its holder is another caller: it must not be released here
                 raise RequestHeld(f"the request {ident!r} is held by another caller")
+            if self._locks._has_listeners:
+                waited = time.monotonic() - self._began
+                self._emit("waited", waited=waited)
+                # timed for blocks only: other permits may be released by another process
+                self._emit("acquired", waited=waited if self._kind else None, fence=grant.fence)
         except OutcomeUnknown as error:
             raise OutcomeUnknown(f"{error}; its external_id is {ident!r}: ask again with it, or release it") from error
         except (UnknownSemaphore, IdempotencyConflict, RequestHeld, RequestOver):
@@ -112,11 +117,6 @@ class SemaphoreWaiter:
             if isinstance(error, LockTimeout):
                 self._report_timeout(error)
             raise
-        if self._locks._has_listeners:
-            waited = time.monotonic() - self._began
-            self._emit("waited", waited=waited)
-            # timed for blocks only: other permits may be released by another process
-            self._emit("acquired", waited=waited if self._kind else None, fence=grant.fence)
         return grant
 
     def _withdraw(self, error: BaseException) -> None:

@@ -63,6 +63,26 @@ def test_events_of_errors(engine_to: MakeEngine) -> None:
     ]
 
 
+def test_exit_of_a_listener_releases_what_was_acquired(engine_to: MakeEngine) -> None:
+    engine, key, room = engine_to("postgresql15"), unused(), unused("room")
+    locks, other = sl.Locks(engine), sl.Locks(engine)
+    other.run(sl.semaphore.create(room, capacity=1))
+
+    @event.listens_for(locks, "acquired")
+    def ends(_: sl.LockEvent) -> None:
+        raise SystemExit
+
+    block = locks.exclusive(key)
+    with pytest.raises(SystemExit):
+        block.__enter__()
+    with other.exclusive(key, timeout=0):
+        pass
+    for acquire in (lambda: locks.acquire(room), lambda: locks.semaphore(room, ttl=3600).__enter__()):
+        with pytest.raises(SystemExit):
+            acquire()
+        assert other.release(other.acquire(room, timeout=0)) is sl.Released.RELEASED
+
+
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
 def test_lost_is_emitted_once(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
     locks, server = sl.Locks(engine_to(name)), watch(name)
