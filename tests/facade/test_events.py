@@ -77,10 +77,10 @@ def test_exit_of_a_listener_releases_what_was_acquired(engine_to: MakeEngine) ->
         block.__enter__()
     with other.exclusive(key, timeout=0):
         pass
-    for acquire in (lambda: locks.acquire(room), lambda: locks.semaphore(room, ttl=3600).__enter__()):
+    for acquire in (lambda: locks.acquire({room: 1}), lambda: locks.semaphore(room, ttl=3600).__enter__()):
         with pytest.raises(SystemExit):
             acquire()
-        assert other.release(other.acquire(room, timeout=0)) is sl.Released.RELEASED
+        assert other.release(other.acquire({room: 1}, timeout=0)) is sl.Released.RELEASED
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
