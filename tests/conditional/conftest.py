@@ -1,5 +1,5 @@
 """The fixtures of this folder."""
 
-from tests.fixtures.engines import engine_to, never_cut, unhurried, watch
+from tests.fixtures.engines import engine_to, never_cut, watch
 
-__all__ = ["engine_to", "never_cut", "unhurried", "watch"]
+__all__ = ["engine_to", "never_cut", "watch"]

@@ -194,7 +194,6 @@ def test_events_of_async_locks(servers: Any, which: str) -> None:
     asyncio.run(main())
 
 
-@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
 def test_lock_timeout_names_the_holders(engine_to: MakeEngine, name: str) -> None:
     engine, key = engine_to(name), unused()

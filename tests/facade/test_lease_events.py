@@ -94,7 +94,6 @@ def test_events_of_calls(name: str, engine_to: MakeEngine) -> None:
     assert told[2].count >= 1
 
 
-@pytest.mark.usefixtures("unhurried")
 @pytest.mark.parametrize("name", ENGINES)
 def test_timeout_names_holders(name: str, engine_to: MakeEngine) -> None:
     engine, sem = engine_to(name), made(engine_to(name), 3)

@@ -128,7 +128,6 @@ def line(engine: Any) -> int:
     return sum(1 + len(turn.behind or ()) for turn in list(local_queues(engine.dialect).front.values()))
 
 
-@pytest.mark.usefixtures("unhurried")
 def test_timeout_includes_the_local_queue(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
     engine, key = engine_to("postgresql15", **SMALL), unused()
     locks = sl.Locks(engine)
