@@ -215,7 +215,10 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
         if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
             return  # the job no longer runs, and is released
         state.done(job, error)
-        self._wake.set()
+        if (following := state.take()) is None:
+            self._wake.set()
+        else:
+            self._begin(state, following)
 
     @contextlib.asynccontextmanager
     async def _listening(self, until_empty: bool) -> AsyncIterator[None]:

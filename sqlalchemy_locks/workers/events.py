@@ -45,7 +45,6 @@ class JobReports:
             return
         waited = took = None
         if what == "begun":
-            job._began_at = time.monotonic()
             # not of "-infinity", nor of an own type that isn't a datetime
             with suppress(Exception):
                 waited = max(0.0, (job._value("started_at") - job._value("run_at")).total_seconds())

@@ -24,6 +24,8 @@ from sqlalchemy_locks.workers.running_job import RunningJob
 #: how long a job whose row was locked is left alone, in seconds: a job that seems to have stalled when its row is
 #: unlocked belongs to whichever session changes it first
 LOCKED_INTERVAL = 0.25
+#: how long a finished job waits for others that can be reported with it while all handlers run, in seconds
+_LINGER = 0.02
 #: what is stored instead of an error that the database can't store
 UNSTORABLE = "the error could not be stored: see the log of the worker"
 
@@ -73,7 +75,7 @@ class PendingAcks:
     def due_in(self) -> float:
         """Return how long nothing has to be sent, in seconds."""
         with self._lock:
-            due = min((job._locked_until for job in self.finished), default=float("inf"))
+            due = min((max(job._locked_until, job._ended_at + _LINGER) for job in self.finished), default=float("inf"))
         return due - time.monotonic()
 
     def send_completed(self, *, waits: bool = False) -> None:

@@ -20,7 +20,7 @@ class RunningJob:
     """
 
     # no name that a column may have: those are the row's
-    __slots__ = ("_began_at", "_jobs", "_locked_until", "_may_be_lost", "_taken", "_values")
+    __slots__ = ("_began_at", "_ended_at", "_jobs", "_locked_until", "_may_be_lost", "_taken", "_values")
 
     def __init__(self, jobs: Jobs, values: Sequence[Any], may_be_lost: Callable[[], bool]) -> None:
         """Wrap a row.
@@ -34,6 +34,8 @@ class RunningJob:
         self._taken = False
         #: when its handler was called, by ``time.monotonic()``
         self._began_at = 0.0
+        #: when its handler had returned or raised
+        self._ended_at = 0.0
         #: its row was locked: no statement about it is sent until then, by ``time.monotonic()``
         self._locked_until = -float("inf")
 
@@ -54,6 +56,11 @@ class RunningJob:
     def _is_suspect(self) -> bool:
         """Whether its last attempt ended with its worker, which it may have killed."""
         return bool(self._value("error") == STALLED)
+
+    @property
+    def _is_last_attempt(self) -> bool:
+        """Whether the job is dead if the attempt that begins next fails."""
+        return bool(self._value("attempts") + 1 >= self._value("max_attempts"))
 
     @property
     def _row(self) -> Any:

@@ -5,7 +5,8 @@ to the database; handlers' threads call :meth:`WorkerState.take` and :meth:`Work
 :meth:`WorkerState.lose_all`.
 
 A captured job waits until its attempt is counted, is then ready, and runs when a slot is free. The attempt counts when
-the handler begins: so many jobs are counted at a time as there are free slots.
+the handler begins: so many jobs are counted at a time as there are free slots. Of prefetched jobs, those are counted with
+them whose handlers will begin within a tenth of a second, unless it is their last attempt.
 """
 
 from __future__ import annotations
@@ -39,6 +40,8 @@ from sqlalchemy_locks.workers.running_job import RunningJob
 _FIRST_PAUSE, LONGEST_ERROR_PAUSE = 0.1, 5.0
 #: how many jobs of silent workers are requeued in one transaction
 _REQUEUE = 1000
+#: within how many seconds the handlers of jobs begin whose attempts are counted ahead
+_AHEAD = 0.1
 #: how often a worker that stops tries to report and release its jobs
 _CLOSE_ATTEMPTS = 5
 
@@ -81,6 +84,8 @@ class WorkerState:
         self.running: dict[int, RunningJob] = {}
         #: the heartbeats begin with the first cycle
         self._starting = False
+        #: how long handlers take, in seconds: about the slowest of the last hundred
+        self._handler_time = float("inf")
         #: no job is captured or started any more
         self.stopping = False
         self._deadline = float("inf")
@@ -124,6 +129,7 @@ class WorkerState:
             job._decode(self._decoders)
         except Exception as error:
             raise Undecodable("the job can't be decoded") from error
+        job._began_at = time.monotonic()
         self.reports.emit_job("begun", job)
         return handler(job)
 
@@ -131,9 +137,16 @@ class WorkerState:
         """Note that a handler has returned or raised; never raises."""
         failure = None if error is None else failure_of(self.config, job, error)
         self.reports.emit_job("completed" if error is None else "failed", job, error=error)
+        job._ended_at = time.monotonic()
         with self._lock:
+            self._note_time(job)
             self.acks.finished[job] = failure
             self.running.pop(id(job), None)
+
+    def _note_time(self, job: RunningJob) -> None:
+        took = job._ended_at - job._began_at if job._began_at else 0.0  # one that can't be decoded takes none
+        usual = 0.0 if self._handler_time == float("inf") else 0.95 * self._handler_time
+        self._handler_time = max(took, usual, 1e-6)
 
     def lose_all(self) -> None:
         """Note that the jobs have other owners: those of a worker whose row is gone."""
@@ -340,7 +353,11 @@ class WorkerState:
         if jobs[0]._is_suspect:
             # alone in its process: whatever ran beside it would end with it
             return [] if self.ready or self.running else jobs[:1]
-        return list(takewhile(lambda job: not job._is_suspect, jobs[: max(free, 0)]))
+        ahead = _AHEAD * self.config.concurrency / self._handler_time
+        harmless = list(takewhile(lambda job: not job._is_suspect, jobs))
+        begin, rest = harmless[: max(free, 0)], harmless[max(free, 0) :]
+        # a crash would cost the others an attempt that did not begin: never their last one
+        return begin + list(takewhile(lambda job: not job._is_last_attempt, rest[: int(ahead)]))
 
     def _count_attempts(self) -> None:
         """Count the attempts of waiting jobs whose handlers are about to begin."""

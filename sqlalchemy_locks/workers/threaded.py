@@ -209,16 +209,18 @@ class Worker(BaseWorker[Handler, Engine]):
         return True
 
     def _run_slot(self, state: WorkerState, jobs: queues.SimpleQueue[RunningJob | None]) -> None:
-        """Run one job after another."""
+        """Run a job, and those after it while there are any ready."""
         try:
             while (job := jobs.get()) is not None:
-                error: BaseException | None = None
-                try:
-                    refuse_unfinished(state.call(job, self.handler))
-                except BaseException as raised:
-                    # SystemExit too: if the thread ended, its job would run forever
-                    error = raised
-                state.done(job, error)
+                while job is not None:
+                    error: BaseException | None = None
+                    try:
+                        refuse_unfinished(state.call(job, self.handler))
+                    except BaseException as raised:
+                        # SystemExit too: if the thread ended, its job would run forever
+                        error = raised
+                    state.done(job, error)
+                    job = state.take()
                 self._wake.set()
         except BaseException as error:
             # an exception that another thread has sent to this one, outside of a handler: the worker would lack a slot
