@@ -5,8 +5,8 @@ to the database; handlers' threads call :meth:`WorkerState.take` and :meth:`Work
 :meth:`WorkerState.lose_all`.
 
 A captured job waits until its attempt is counted, is then ready, and runs when a slot is free. The attempt counts when
-the handler begins: so many jobs are counted at a time as there are free slots. Of prefetched jobs, those are counted with
-them whose handlers will begin within a tenth of a second, unless it is their last attempt.
+the handler begins: so many jobs are counted at a time as there are free slots. Of prefetched jobs, those are counted
+with them whose handlers will begin within a tenth of a second, unless it is their last attempt.
 """
 
 from __future__ import annotations
