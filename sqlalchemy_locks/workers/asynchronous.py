@@ -35,6 +35,8 @@ AsyncHandler = Callable[[Any], Awaitable[object]]
 #: the workers that run; a signal stops those of its loop, which has one handler of each signal
 _running: set[AsyncWorker] = set()
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: the handlers that were there before the first worker of a loop, until the last one ends
+_replaced: dict[asyncio.AbstractEventLoop, dict[int, Any]] = {}
 
 
 class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
@@ -129,7 +131,7 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
         state = self._state = WorkerState(
             self, self.config, self._stop, _sleep, self._wake_from_thread, until_empty=until_empty, loop=self._loop
         )
-        state.heartbeats.start()
+        state.start()
         closed = False
         try:
             while await self._cycle(state):
@@ -276,8 +278,8 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
     @contextlib.asynccontextmanager
     async def _signals(self) -> AsyncIterator[None]:
         loop = asyncio.get_running_loop()
-        before: dict[int, Any] = {}
         if not any(worker._loop is loop for worker in _running):
+            before = _replaced[loop] = {}
             for number in _SIGNALS:
                 handler = signal.getsignal(number)
                 if _is_default(handler):
@@ -289,9 +291,10 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
             yield
         finally:
             _running.discard(self)
-            for replaced, handler in before.items():
-                loop.remove_signal_handler(replaced)
-                signal.signal(replaced, handler)
+            if not any(worker._loop is loop for worker in _running):
+                for replaced, handler in _replaced.pop(loop).items():
+                    loop.remove_signal_handler(replaced)
+                    signal.signal(replaced, handler)
 
 
 def _cancellations(task: Any) -> int:

@@ -6,6 +6,7 @@ import logging
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -15,7 +16,7 @@ from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 from sqlalchemy_locks.core.engine_state import behind_pooler
 from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import abort, return_to_pool
+from sqlalchemy_locks.dialects.connections import abort, connect, return_to_pool
 from sqlalchemy_locks.errors import (
     LockError,
     LockLost,
@@ -34,12 +35,12 @@ logger = logging.getLogger("sqlalchemy_locks.worker")
 class WorkerDatabase:
     """Runs the operations of one worker, each in a transaction of its own.
 
-    :param connect: checks a connection out; by default of the engine's pool.
+    :param checkout: checks a connection out; by default of the engine's pool.
     """
 
-    def __init__(self, config: WorkerConfig, sleep: Sleep, connect: Callable[[], Connection] | None = None) -> None:
+    def __init__(self, config: WorkerConfig, sleep: Sleep, checkout: Callable[[], Connection] | None = None) -> None:
         self.config, self.sleep = config, sleep
-        self._connect = connect or config.engine.connect
+        self._connect = checkout or partial(connect, config.engine)
         #: that of the last operation, which may be under way
         self._connection: Connection | None = None
         #: the last operation was executed again, after an error that may have come when it had taken effect
@@ -84,6 +85,10 @@ class WorkerDatabase:
             raise
         short.commit()
         return value
+
+    def connect_once(self) -> None:
+        """Check a connection out, and return it."""
+        return_to_pool(self._connect())
 
     def abort(self) -> None:
         """Let the operation that is under way fail, in whatever thread or task."""

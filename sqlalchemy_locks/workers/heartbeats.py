@@ -31,8 +31,9 @@ from sqlalchemy_locks.workers.database import WorkerDatabase, is_temporary, log
 _FIRST_RETRY, _LONGEST_RETRY = 0.1, 0.25
 #: how much earlier than its interval says a heartbeat may be sent, so that those of several workers spread
 _JITTER = 0.1
-#: how late a heartbeat may be, as a part of ``stalled_after``, before those of other workers may have been too late
-_LATE = 0.25
+#: how late a heartbeat may be, as a part of ``stalled_after``, and how long after the one before it, before those of
+#: other workers may have been too late: their interval may be half of ``stalled_after``
+_LATE, _LONGEST_GAP = 0.25, 0.5
 #: how long a worker that ends waits for a heartbeat under way, and for the deletion of its row, in seconds
 _END = 0.5
 
@@ -42,7 +43,7 @@ class Heartbeats:
 
     :param on_lost: called when the worker's row is gone: all its jobs have other owners, and it has another host.
     :param on_change: called when jobs may be started again.
-    :param on_error: called with a permanent error, after which no heartbeat is sent.
+    :param on_error: called with a permanent error; heartbeats go on while the worker ends.
     :param loop: that of the app, to which its connections may belong.
     """
 
@@ -158,8 +159,9 @@ class Heartbeats:
             return self._fail(error)
         self._failures = 0
         contact_at = clock()
-        late = contact_at - self._contact_at - config.heartbeat
-        if late > _LATE * (config.stalled_after or 0):
+        stalled_after = config.stalled_after or 0.0
+        longest_gap = min(config.heartbeat + _LATE * stalled_after, _LONGEST_GAP * stalled_after)
+        if contact_at - self._contact_at > longest_gap:
             self._contact_since = contact_at
         self._contact_at = contact_at
         self.confirmed_at = sent_at
@@ -169,13 +171,18 @@ class Heartbeats:
 
     def _send(self, database: WorkerDatabase) -> None:
         queue = self.config.queue
-        if self._added:
-            if database.perform(queue._of_worker(SendHeartbeat, self.host)):
-                return
-            self._added = False
-            self.host = self._new_host()
-            self._on_lost()
-        database.perform(queue._of_worker(AddWorker, self.host))
+        if not self._added:
+            self._add(database)
+        # of a row that was just added, too: the reply to an earlier INSERT may have been lost, long ago
+        if database.perform(queue._of_worker(SendHeartbeat, self.host)):
+            return
+        self._added = False
+        self.host = self._new_host()
+        self._on_lost()
+        self._add(database)
+
+    def _add(self, database: WorkerDatabase) -> None:
+        database.perform(self.config.queue._of_worker(AddWorker, self.host))
         self._added = True
 
     def _leave(self, database: WorkerDatabase) -> None:
@@ -185,6 +192,5 @@ class Heartbeats:
             log(logging.DEBUG, "The row of a worker that has ended stays: %s", error)
 
     def _fail(self, error: BaseException) -> float:
-        self._ended = True
         self._on_error(error)
-        return 0.0
+        return _LONGEST_RETRY * self.config.heartbeat

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from sqlalchemy_locks.core.operation import Operation
@@ -18,7 +18,7 @@ from sqlalchemy_locks.errors import Discard, Retry
 from sqlalchemy_locks.queue.acknowledge import DEAD, RUNNING, skip_locked
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.workers.config import WorkerConfig
-from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, log
+from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, is_temporary, log
 from sqlalchemy_locks.workers.running_job import RunningJob
 
 #: how long a job whose row was locked is left alone, in seconds: a job that seems to have stalled when its row is
@@ -83,15 +83,37 @@ class PendingAcks:
 
         :param waits: wait for locked rows, as a worker that stops does it in the end.
         """
-        if jobs := [job for job, failure in self._due(waits) if failure is None]:
-            completing = self._queue.complete([job._pair for job in jobs])
-            self._confirm(jobs, self._perform(completing, waits))
+        jobs = [job for job, failure in self._due(waits) if failure is None]
+        if not jobs:
+            return
+        try:
+            self._complete(jobs, waits)
+        except Exception as error:
+            if is_temporary(error):
+                raise
+            self._send_each(jobs, lambda job: self._complete([job], waits))
 
     def send_failed(self, *, waits: bool = False) -> None:
         """Report failed jobs likewise, one by one."""
-        for job, failure in self._due(waits):
-            if failure is not None:
-                self._confirm([job], self._fail(job, failure, waits))
+        failures = {job: failure for job, failure in self._due(waits) if failure is not None}
+        self._send_each(failures, lambda job: self._confirm([job], self._fail(job, failures[job], waits)))
+
+    def _complete(self, jobs: list[RunningJob], waits: bool) -> None:
+        completing = self._queue.complete([job._pair for job in jobs])
+        self._confirm(jobs, self._perform(completing, waits))
+
+    def _send_each(self, jobs: Iterable[RunningJob], send: Callable[[RunningJob], None]) -> None:
+        """Report jobs one by one: a row that the database refuses to change keeps no other back."""
+        refused: Exception | None = None
+        for job in jobs:
+            try:
+                send(job)
+            except Exception as error:
+                if is_temporary(error):
+                    raise
+                refused = refused or error
+        if refused is not None:
+            raise refused
 
     def _due(self, waits: bool) -> list[tuple[RunningJob, Failure | None]]:
         now = time.monotonic()
@@ -153,7 +175,7 @@ def failure_of(config: WorkerConfig, job: RunningJob, error: BaseException) -> F
         attempt,
         most,
         "is dead" if last else "is tried again",
-        error,
+        _text_of(error),
         exc_info=None if expected else error,
     )
     return failure

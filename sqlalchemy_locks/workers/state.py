@@ -82,6 +82,8 @@ class WorkerState:
         #: counted, and to be run when a slot is free
         self.ready: deque[RunningJob] = deque()
         self.running: dict[int, RunningJob] = {}
+        #: the heartbeats begin with the first cycle
+        self._starting = False
         #: how long handlers take, in seconds: about the slowest of the last hundred
         self._handler_time = float("inf")
         #: no job is captured or started any more
@@ -178,6 +180,20 @@ class WorkerState:
 
     # the cycles
 
+    def start(self) -> None:
+        """Send heartbeats, from the first cycle on."""
+        self._starting = True
+
+    def _start_heartbeats(self) -> None:
+        """Start the heartbeats once the engine has connected.
+
+        SQLAlchemy initializes a dialect at the first connection; only connections of the same pool wait for that.
+        """
+        if self._starting:
+            self.database.connect_once()
+            self.heartbeats.start()
+            self._starting = False
+
     def keep_going(self) -> bool:
         """Whether another cycle is due: until a stop is requested, then while handlers run within ``grace``."""
         if not self._stop.requested:
@@ -194,13 +210,14 @@ class WorkerState:
         can be captured.
         """
         steps = (
+            self._start_heartbeats,
             self.acks.send_failed,
             self.acks.send_completed,
             self._fetch,
-            self._count_attempts,
             self._compare_if_due,
             self._requeue_silent,
             self._release_if_stopping,
+            self._count_attempts,  # the last one: the handlers begin after it
         )
         errors: list[BaseException] = []
         failed = self._take_steps(steps, errors)
@@ -214,7 +231,9 @@ class WorkerState:
     @property
     def idle(self) -> bool:
         """Whether a job could be started."""
-        free = len(self.running) < self.config.concurrency and not (self.waiting or self.ready or self.stopping)
+        with self._lock:
+            busy = self.waiting or self.ready or self.stopping or self._runs_suspect()
+            free = len(self.running) < self.config.concurrency and not busy
         return free and self.heartbeats.recent()  # which wakes this worker when it is
 
     def pause(self) -> float:

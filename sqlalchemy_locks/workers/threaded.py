@@ -60,7 +60,7 @@ class Worker(BaseWorker[Handler, Engine]):
         handler returns, the job is completed; if it raises, the error is stored and the job fails. See
         :class:`~sqlalchemy_locks.Retry` and :class:`~sqlalchemy_locks.Discard`.
     :param bind: the engine that it captures with, if it isn't the queue's; it uses one pooled connection at a time,
-        and on PostgreSQL, once it is idle, another one to listen. Heartbeats have a pool of their own, of one
+        and on PostgreSQL another one to listen. Heartbeats have a pool of their own, of one
         connection.
     :param name: the queue's name.
     :param concurrency: how many handlers run at the same time, each in a thread.
@@ -99,6 +99,10 @@ class Worker(BaseWorker[Handler, Engine]):
         super()._check(handler)
         if is_coroutine_function(handler):
             raise TypeError(f"a Worker doesn't await its handler, and {handler!r} has to be: use an AsyncWorker")
+        if any(map(_is_generator_function, (handler, type(handler).__call__))):
+            raise TypeError(
+                f"a worker's handler can't be a generator function: calling it runs none of its code: {handler!r}"
+            )
 
     def run(self, *, until_empty: bool = False) -> None:
         """Work until :meth:`stop`, SIGTERM or SIGINT (the signals only in the main thread; a second one has its default
@@ -180,7 +184,7 @@ class Worker(BaseWorker[Handler, Engine]):
         for _ in range(self.config.concurrency):
             # daemon threads: a handler that never returns must not keep the process alive
             threading.Thread(target=self._run_slot, args=(state, jobs), daemon=True).start()
-        state.heartbeats.start()
+        state.start()
         try:
             while self._cycle(state, jobs):
                 pass
@@ -264,6 +268,10 @@ class Worker(BaseWorker[Handler, Engine]):
                 # whatever it is (an exhausted pool, a server that shuts down), a later attempt may succeed
                 log(logging.DEBUG, "Polling instead of listening: %s", error)
                 ended.wait(min(config.poll, LONGEST_ERROR_PAUSE))
+
+
+def _is_generator_function(handler: Any) -> bool:
+    return inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)  # both see through a partial
 
 
 def refuse_unfinished(returned: Any, kinds: tuple[Any, ...] = (Awaitable, Generator, AsyncGenerator)) -> None:
