@@ -16,18 +16,17 @@ from datetime import datetime, timedelta
 from typing import Any, cast
 
 from sqlalchemy_locks._timezones import offsets_around, zone
-from sqlalchemy_locks._validation import period_seconds, seconds_since_1970, valid_int
+from sqlalchemy_locks._validation import period_seconds, seconds_since_1970
 from sqlalchemy_locks.redis.base import (
     Call,
     Client,
     Pattern,
     as_id,
     create_call,
-    decode_ids,
     decode_token,
     operation,
 )
-from sqlalchemy_locks.redis.client import ACQUISITION, CAPTURE, RedisScript
+from sqlalchemy_locks.redis.client import ACQUISITION, RedisScript
 
 # A window's score is its first second, not its number, so that scores stay comparable when the period changes.
 # With a time zone these are seconds of local time, in which no day has two midnights.
@@ -59,19 +58,6 @@ _ACQUIRE = RedisScript(
   return ts and take(id, ts) or -1
 """,
     helpers=ACQUISITION + _TAKE,
-)
-_CAPTURE = RedisScript(
-    "timeout.capture",
-    """
-  local before = civil
-  if every then before = windowed and math.floor(civil / every) * every or at - every end
-  local ids = first(tonumber(ARGV[2]), '-inf', '(' .. before, due)
-  for _, id in ipairs(ids) do
-    take(id, redis.call('ZSCORE', scores, id))
-  end
-  return ids
-""",
-    helpers=CAPTURE + _TAKE,
 )
 
 
@@ -161,23 +147,6 @@ class Timeout(Pattern[Client]):
         >>> token = daily.acquire_token("report")
         """
         return _ACQUIRE, queue, (as_id(id), *self._period()), decode_token
-
-    @operation
-    def capture(self, limit: int, *, queue: str | None = None) -> Call[list[str]]:
-        """Acquire up to ``limit`` timeouts that are due, longest overdue first.
-
-        :return: their ids.
-
-        Without ``every=``, ids that aren't due are examined one by one, and the server serves no other client
-        meanwhile.
-
-        >>> daily = Timeout(redis.Redis(), every=86400)
-        >>> daily.create("report")
-        1
-        >>> daily.capture(3)
-        ['report']
-        """
-        return _CAPTURE, queue, (valid_int(limit, "limit"), *self._period()), decode_ids
 
     def _period(self) -> tuple[Any, ...]:
         at = as_instant(self._clock)

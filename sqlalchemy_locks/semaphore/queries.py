@@ -66,8 +66,11 @@ def _use(context: BuildContext, *, of_one: bool = False) -> Any:
     each: Any = select(sem.c.id, *sums).select_from(sem.outerjoin(per, held)).group_by(sem.c.id)
     if of_one:
         return each.where(sem.c.name == _NAME)
-    columns: list[Any] = [sem.c.capacity, sem.c.on_demand]
-    return each.add_columns(*columns).group_by(*columns).where(sem.c.capacity.is_not(None))
+    each, columns = each.where(sem.c.capacity.is_not(None)), (sem.c.capacity, sem.c.on_demand)
+    if context.backend.partial_indexes:
+        return each.add_columns(*columns).group_by(*columns)
+    # MySQL and MariaDB would sort all rows to group by more than the key
+    return each.add_columns(*(func.min(column).label(column.name) for column in columns))
 
 
 class Usage(ReadSemaphores):

@@ -351,8 +351,8 @@ class WorkerState:
         if self.stopping or self._stop.requested or not jobs or self._runs_suspect() or not self.heartbeats.recent():
             return []
         if jobs[0]._is_suspect:
-            # alone in its process: whatever ran beside it would end with it
-            return [] if self.ready or self.running else jobs[:1]
+            # alone in its process: whatever ran beside it would end with it, and so would an unsent report
+            return [] if self.ready or self.running or self.acks.finished else jobs[:1]
         ahead = _AHEAD * self.config.concurrency / self._handler_time
         harmless = list(takewhile(lambda job: not job._is_suspect, jobs))
         begin, rest = harmless[: max(free, 0)], harmless[max(free, 0) :]

@@ -58,10 +58,9 @@ def test_period_per_id(party: Party, queue: str) -> None:
     own = Timeout(party.client, clock=clock)
     party(own.create("minute", queue=queue, every=60))
     party(own.create("hour", queue=queue, every=timedelta(hours=1)))
-    assert party(own.capture(9, queue=queue)) == ["hour", "minute"]
+    assert [party(own.acquire(id, queue=queue)) for id in ("hour", "minute")] == [True, True]
     clock.now += 61
-    assert party(own.acquire("hour", queue=queue)) is False
-    assert party(own.capture(9, queue=queue)) == ["minute"]
+    assert [party(own.acquire(id, queue=queue)) for id in ("hour", "minute")] == [False, True]
     clock.now += 3600
     assert party(own.acquire("hour", queue=queue)) is True
     shorter = Timeout(party.client, every=1, clock=clock)
@@ -116,22 +115,5 @@ def test_unknown_ids_and_retries(party: Party, queue: str) -> None:
     for answer in (True, True, False):
         clock.now += 2
         assert party(timeout.acquire("a", queue=queue)) is answer
-    assert party(timeout.capture(9, queue=queue)) == []
     party(timeout.set_retries("a", 1, queue=queue))
-    assert party(timeout.capture(9, queue=queue)) == ["a"]
-
-
-def test_capture_returns_the_longest_overdue_first(party: Party, queue: str) -> None:
-    clock = Clock()
-    timeout = Timeout(party.client, every=10, clock=clock)
-    party(timeout.create("a", "b", "c", queue=queue))
-    party(timeout.acquire("a", queue=queue))
-    clock.now += 11
-    assert party(timeout.capture(2, queue=queue)) == ["b", "c"]
-    assert party(timeout.capture(2, queue=queue)) == ["a"]
-    assert party(timeout.capture(2, queue=queue)) == []
-    window = Timeout(party.client, every=100, windowed=True, clock=clock)
-    clock.now = (clock.now // 100 + 1) * 100
-    assert party(window.capture(2, queue=queue)) == ["a", "b"]
-    assert party(window.capture(2, queue=queue)) == ["c"]
-    assert party(window.capture(2, queue=queue)) == []
+    assert party(timeout.acquire("a", queue=queue)) is True
