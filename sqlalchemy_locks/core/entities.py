@@ -16,7 +16,6 @@ from sqlalchemy import (
     Index,
     Integer,
     Table,
-    TypeDecorator,
     UniqueConstraint,
     Update,
     inspect,
@@ -236,11 +235,6 @@ def _may_equal(left: Any, right: Any) -> bool:
     if isinstance(left, str) and isinstance(right, str):
         return left.casefold() == right.casefold()
     return bool(left == right)
-
-
-def changes_bound_values(type_: Any) -> bool:
-    """Return whether a column's type is a decorator that changes the values that are bound to it."""
-    return isinstance(type_, TypeDecorator) and type(type_).process_bind_param is not TypeDecorator.process_bind_param
 
 
 def partial(index: Index) -> bool:

@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Iterator
 from typing import Any
 
-from sqlalchemy import URL, Engine
+from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
@@ -108,11 +108,6 @@ def begins_read_committed(connection: Connection) -> bool:
 def shares_one_connection(pool: Any) -> bool:
     """Return whether the pool shares one connection, and so one transaction, between checkouts."""
     return isinstance(pool, (StaticPool, SingletonThreadPool))
-
-
-def is_in_memory(url: URL) -> bool:
-    """Return whether a SQLite database is in memory, and ends with its last connection."""
-    return ":memory:" in (url.database or ":memory:") or url.query.get("mode") == "memory"
 
 
 def has_room(engine: Engine) -> bool:
