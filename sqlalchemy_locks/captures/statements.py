@@ -269,21 +269,25 @@ def _candidates_cte(spec: CaptureSpec, *, locks: bool = True) -> Any:
 
 def capture_returning(spec: CaptureSpec) -> Executable:
     """Return one statement that captures rows and returns them in order; with ``writable_ctes``."""
+    captured = captured_cte(spec)
+    return select(*spec.read([captured.c[column.key] for column in spec.table.c])).order_by(captured.c[NUMBER])
+
+
+def captured_cte(spec: CaptureSpec) -> Any:
+    """Return a CTE that captures rows and returns them with their numbers in the order; with ``writable_ctes``."""
     candidates = _candidates_cte(spec)
     # materialized: otherwise the planner sees through the numbers, and selective_condition() has no effect
     numbered = (
         select(candidates, func.row_number().over().label(NUMBER)).cte("locks_numbered").prefix_with("MATERIALIZED")
     )
     pairs = (column == key for column, key in zip(spec.table.primary_key, numbered.c, strict=False))
-    captured = (
+    return (
         update(spec.table)
         .values(spec.changed)
         .where(*pairs, selective_condition(numbered.c[NUMBER]))
         .returning(*spec.table.c, numbered.c[NUMBER])
         .cte("locks_captured")
     )
-    columns = spec.read([captured.c[column.key] for column in spec.table.c])
-    return select(*columns).order_by(captured.c[NUMBER])
 
 
 def selective_condition(number: Any) -> Any:

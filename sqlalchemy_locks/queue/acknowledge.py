@@ -101,7 +101,7 @@ class UpdateOwnedJobs(JobOperation):
         with execution.waiting():
             if statement is None:
                 return self._update_unlocked(execution)
-            return execution.execute(statement, _owned_parameters(execution, self.jobs)).rowcount
+            return execution.execute(statement, owned_parameters(execution, self.jobs)).rowcount
 
     def _update_unlocked(self, execution: Execution) -> int:
         """InnoDB: lock the rows that are free, then update those that are owned; return how many."""
@@ -171,7 +171,7 @@ def _bound_pairs(at: RoleColumns) -> Any:
     return pairs.render_derived(name="locks_owned")
 
 
-def _owned_parameters(execution: Execution, jobs: Jobs) -> dict[str, Any]:
+def owned_parameters(execution: Execution, jobs: Jobs) -> dict[str, Any]:
     """Return the values of an execution as its statement binds ids and claims."""
     values = execution.values.copy()
     if execution.backend.writable_ctes:
@@ -212,7 +212,7 @@ class ClaimedJobs(JobOperation):
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
         assert statement is not None
-        return execution.execute(statement, _owned_parameters(execution, self.jobs))
+        return execution.execute(statement, owned_parameters(execution, self.jobs))
 
 
 class ReleaseJobs(UpdateOwnedJobs):

@@ -9,16 +9,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sqlalchemy import JSON, Text, bindparam, cast, select, type_coerce
+from sqlalchemy import (
+    JSON,
+    Integer,
+    Text,
+    and_,
+    bindparam,
+    case,
+    cast,
+    func,
+    literal_column,
+    select,
+    true,
+    type_coerce,
+)
 from sqlalchemy.engine import Dialect
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType, TypeDecorator
 
-from sqlalchemy_locks.captures.statements import CaptureSpec
-from sqlalchemy_locks.core.operation import BuildContext
+from sqlalchemy_locks.captures.statements import NUMBER, CaptureSpec, captured_cte
+from sqlalchemy_locks.core.operation import BuildContext, Execution
 from sqlalchemy_locks.core.roles import ONE
+from sqlalchemy_locks.queue.acknowledge import STALLED, Complete, owned_parameters
 from sqlalchemy_locks.queue.jobs import ORDER, JobCapture, JobOperation, Jobs, draw_job_claim, json_as_text, stored_type
 from sqlalchemy_locks.sql.clock import Now, StatementStart
+
+#: whether attempts are counted ahead: 1 or 0
+AHEAD = "locks_ahead"
 
 
 class CaptureJobs(JobCapture):
@@ -26,21 +43,26 @@ class CaptureJobs(JobCapture):
 
     def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
-        return self.capture(context, begun=True, changes={at.attempts: at.attempts + ONE})
+        return self.capture(context, begun=True, counted={at.attempts: at.attempts + ONE})
 
-    def capture(self, context: BuildContext, *, begun: bool, changes: dict[Any, Any], **options: Any) -> CaptureSpec:
+    def capture(
+        self, context: BuildContext, *, begun: bool, counted: dict[Any, Any], ahead: Any = None, **options: Any
+    ) -> CaptureSpec:
         """Return what is captured.
 
-        :param begun: the attempt counts. :param changes: what is set besides.
+        :param begun: the attempt counts. :param counted: what is set besides.
+        :param ahead: is added to the claim: whether the attempt of this row counts all the same.
         """
         at = self.jobs.at(context)
-        claim = bindparam("locks_drawn", type_=at.claim.type, callable_=lambda: draw_job_claim(at.claim, begun=begun))
+        claim: Any = bindparam(
+            "locks_drawn", type_=at.claim.type, callable_=lambda: draw_job_claim(at.claim, begun=begun)
+        )
         return CaptureSpec(
             at.table,
             (*self.jobs.in_queue(context), at.started_at.is_(None), at.run_at <= StatementStart()),
             {
-                **changes,
-                at.claim: claim,
+                **counted,
+                at.claim: claim if ahead is None else claim + ahead,
                 at.started_at: Now(),
                 at.processing_host: bindparam("locks_host", type_=at.processing_host.type),
                 **self.jobs.free_key(at),
@@ -60,8 +82,49 @@ class FetchJobs(CaptureJobs):
 
     def build_spec(self, context: BuildContext) -> CaptureSpec:
         return self.capture(
-            context, begun=False, changes={}, read=lambda columns: undecoded(self.jobs, context, columns)
+            context, begun=False, counted={}, read=lambda columns: undecoded(self.jobs, context, columns)
         )
+
+
+class CompleteAndFetch(FetchJobs):
+    """Completes jobs, skipping rows that another session has locked, and captures others, in one statement.
+
+    With ``writable_ctes``, and for the shipped table. Attempts of handlers that begin at once may be counted with it,
+    except last ones, and those that follow the death of a worker.
+    """
+
+    def __init__(self, jobs: Jobs, name: str, complete: Complete) -> None:
+        super().__init__(jobs, name)
+        self._complete = complete.skip_locked
+
+    def build_spec(self, context: BuildContext) -> CaptureSpec:
+        at = self.jobs.at(context)
+        harmless = and_(at.attempts + ONE < at.max_attempts, at.error.is_distinct_from(STALLED))
+        ahead = case((harmless, bindparam(AHEAD, type_=Integer())), else_=literal_column("0"))
+        return self.capture(
+            context,
+            begun=False,
+            counted={at.attempts: at.attempts + ahead},
+            ahead=ahead,
+            read=lambda columns: undecoded(self.jobs, context, columns),
+        )
+
+    def _statement(self, context: BuildContext, spec: CaptureSpec, /) -> Executable:
+        captured = captured_cte(spec)
+        completed = self._complete.update(context).returning(ONE.label("one")).cte("locks_completed")
+        # always one row, however many jobs are completed or captured
+        count = select(func.count().label("completed")).select_from(completed).cte("locks_count")
+        columns = spec.read([captured.c[column.key] for column in spec.table.c])
+        rows = select(*columns, count.c.completed).select_from(count.outerjoin(captured, true()))
+        return rows.order_by(captured.c[NUMBER])
+
+    def run(self, execution: Execution) -> tuple[list[Any], int]:
+        """Return the captured rows, and how many jobs were completed."""
+        statement = self.statement(execution.context)
+        assert statement is not None
+        rows = execution.execute(statement, owned_parameters(execution, self.jobs)).all()
+        key, completed = self.jobs.keys["internal_id"], rows[0][-1]
+        return [tuple(row[:-1]) for row in rows if row[key] is not None], completed
 
 
 class JobsOfHost(JobOperation):

@@ -36,7 +36,7 @@ from sqlalchemy_locks.queue.acknowledge import (
 from sqlalchemy_locks.queue.activity import Stats
 from sqlalchemy_locks.queue.control import CancelJob, GetJob, RescheduleJob, ResumeQueues
 from sqlalchemy_locks.queue.enqueue import KEYS, Enqueue, as_uuid, external_ids, unique_keys, utc_instant
-from sqlalchemy_locks.queue.fetch import CaptureJobs, FetchJobs, JobsOfHost
+from sqlalchemy_locks.queue.fetch import AHEAD, CaptureJobs, CompleteAndFetch, FetchJobs, JobsOfHost
 from sqlalchemy_locks.queue.jobs import IDS, Jobs
 from sqlalchemy_locks.queue.liveness import (
     FORGET_AFTER,
@@ -117,6 +117,7 @@ class Queue(EntityPattern[E]):
         self._capture = CaptureJobs(jobs, "Queue.capture")
         self._fetch_jobs = FetchJobs(jobs, "Queue.fetch")
         self._complete = Complete(jobs, "Queue.complete")
+        self._complete_and_fetch_jobs = CompleteAndFetch(jobs, "Queue.fetch", self._complete)
         self._jobs_of_host = JobsOfHost(jobs, "Queue.capture")
         self._claimed_jobs = ClaimedJobs(jobs, "Queue.complete")
         self._begin_jobs = BeginJobs(jobs, "Queue.begin")
@@ -476,6 +477,16 @@ class Queue(EntityPattern[E]):
     def _fetch(self, limit: int, *, queue: str, host: str) -> Operation[Any]:
         """Capture jobs for a worker, as undecoded rows; no attempt counts."""
         return RowsOperation(self._fetch_jobs, {LIMIT: limit, "locks_queue": queue, HOST: host})
+
+    def _complete_and_fetch(
+        self, jobs: Sequence[Any], limit: int, *, queue: str, host: str, ahead: bool
+    ) -> Operation[Any]:
+        """Complete jobs, given as pairs, and capture others: the undecoded rows, and how many were completed.
+
+        :param ahead: count attempts that are about to begin.
+        """
+        values = {LIMIT: limit, "locks_queue": queue, HOST: host, AHEAD: int(ahead)}
+        return Operation(self._complete_and_fetch_jobs, {**values, **self._jobs.owned_pairs(jobs)})
 
     def _begin(self, jobs: Sequence[Any]) -> Operation[Any]:
         """Count the attempts of captured jobs, given as pairs: how many were still owned, and not locked."""

@@ -78,6 +78,10 @@ class PendingAcks:
             due = min((max(job._locked_until, job._ended_at + _LINGER) for job in self.finished), default=float("inf"))
         return due - time.monotonic()
 
+    def completed(self) -> list[RunningJob]:
+        """Return the completed jobs that can be reported now."""
+        return [job for job, failure in self._due(False) if failure is None]
+
     def send_completed(self, *, waits: bool = False) -> None:
         """Report completed jobs, except those whose rows were locked a moment ago.
 
@@ -96,11 +100,11 @@ class PendingAcks:
     def send_failed(self, *, waits: bool = False) -> None:
         """Report failed jobs likewise, one by one."""
         failures = {job: failure for job, failure in self._due(waits) if failure is not None}
-        self._send_each(failures, lambda job: self._confirm([job], self._fail(job, failures[job], waits)))
+        self._send_each(failures, lambda job: self.confirm([job], self._fail(job, failures[job], waits)))
 
     def _complete(self, jobs: list[RunningJob], waits: bool) -> None:
         completing = self._queue.complete([job._pair for job in jobs])
-        self._confirm(jobs, self._perform(completing, waits))
+        self.confirm(jobs, self._perform(completing, waits))
 
     def _send_each(self, jobs: Iterable[RunningJob], send: Callable[[RunningJob], None]) -> None:
         """Report jobs one by one: a row that the database refuses to change keeps no other back."""
@@ -132,7 +136,7 @@ class PendingAcks:
             log(logging.WARNING, "An error could not be stored, and is left out: %s", error)
             return self._perform(failure.operation(self._queue, job, UNSTORABLE), waits)
 
-    def _confirm(self, jobs: list[RunningJob], changed: int) -> None:
+    def confirm(self, jobs: list[RunningJob], changed: int) -> None:
         """Remove jobs that were sent; the database has changed the rows of so many of them."""
         states: dict[Any, str] = {}
         locked: list[RunningJob] = []

@@ -53,6 +53,11 @@ class RunningJob:
         return self._value("internal_id"), self._value("claim")
 
     @property
+    def _is_counted(self) -> bool:
+        """Whether its attempt was counted with its capture."""
+        return bool(self._value("claim") & BEGUN)
+
+    @property
     def _is_suspect(self) -> bool:
         """Whether its last attempt ended with its worker, which it may have killed."""
         return bool(self._value("error") == STALLED)

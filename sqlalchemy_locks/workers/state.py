@@ -212,8 +212,8 @@ class WorkerState:
         steps = (
             self._start_heartbeats,
             self.acks.send_failed,
-            self.acks.send_completed,
             self._fetch,
+            self.acks.send_completed,
             self._compare_if_due,
             self._requeue_silent,
             self._release_if_stopping,
@@ -319,9 +319,7 @@ class WorkerState:
             return
         limit = min(config.batch, config.concurrency - running + config.prefetch)
         self._more_jobs = False  # what is noted from now on stays noted
-        self._reply_lost, reply_lost = True, self._reply_lost
-        rows = self.database.perform(config.queue._fetch(limit, queue=config.name, host=host))
-        self._reply_lost = reply_lost or self.database.retried
+        rows = self._capture(limit, host, limit - config.concurrency + running)
         self._receive(rows, host)
         # where a search stops early because others capture, too, there may be more jobs than it has found
         if len(rows) == limit or (rows and not config.backend.releases_skipped_rows):
@@ -330,13 +328,47 @@ class WorkerState:
             unfinished = self.waiting or running or any(self.acks.finished.values())
             self._empty = not (unfinished or self._more_jobs or self._reply_lost)
 
+    def _capture(self, limit: int, host: str, beyond: int) -> Sequence[Sequence[Any]]:
+        """Capture jobs, and complete finished ones in the same statement where the engine can.
+
+        :param beyond: how many of them can't be started immediately.
+        """
+        config, queue = self.config, self.config.queue
+        self._reply_lost, reply_lost = True, self._reply_lost
+        if config.backend.writable_ctes and queue._jobs.target is None:
+            completed = self.acks.completed()
+            # with prefetch only: the others are counted when their handlers begin, which is now
+            ahead = 0 < beyond <= self._startable_soon()
+            fetching = queue._complete_and_fetch(
+                [job._pair for job in completed], limit, queue=config.name, host=host, ahead=ahead
+            )
+            try:
+                rows, number = self.database.perform(fetching)
+            except Exception as error:
+                if not completed or is_temporary(error):
+                    raise
+                self.acks.send_completed()  # one of them is refused
+            else:
+                retried = self.database.retried
+                self.acks.confirm(completed, number)  # if it fails, the worker finds the captured jobs by its host
+                self._reply_lost = reply_lost or retried
+                return rows  # type: ignore[no-any-return]
+        rows = self.database.perform(queue._fetch(limit, queue=config.name, host=host))
+        self._reply_lost = reply_lost or self.database.retried
+        return rows  # type: ignore[no-any-return]
+
+    def _startable_soon(self) -> int:
+        """Return how many handlers will begin soon, beside those that can begin now, by the time that they take."""
+        return int(_AHEAD * self.config.concurrency / self._handler_time)
+
     def _receive(self, rows: Sequence[Sequence[Any]], host: str) -> None:
         """Keep captured jobs; return them where the worker has begun again under another host meanwhile."""
         jobs = [RunningJob(self.config.queue._jobs, row, self.heartbeats.may_be_lost) for row in rows]
         with self._lock:
             current = host == self.heartbeats.host
             if current:
-                self.waiting.extend(jobs)
+                self.ready.extend(job for job in jobs if job._is_counted)
+                self.waiting.extend(job for job in jobs if not job._is_counted)
         if not current:
             self._release(jobs)
 
@@ -353,11 +385,10 @@ class WorkerState:
         if jobs[0]._is_suspect:
             # alone in its process: whatever ran beside it would end with it, and so would an unsent report
             return [] if self.ready or self.running or self.acks.finished else jobs[:1]
-        ahead = _AHEAD * self.config.concurrency / self._handler_time
         harmless = list(takewhile(lambda job: not job._is_suspect, jobs))
         begin, rest = harmless[: max(free, 0)], harmless[max(free, 0) :]
         # a crash would cost the others an attempt that did not begin: never their last one
-        return begin + list(takewhile(lambda job: not job._is_last_attempt, rest[: int(ahead)]))
+        return begin + list(takewhile(lambda job: not job._is_last_attempt, rest[: self._startable_soon()]))
 
     def _count_attempts(self) -> None:
         """Count the attempts of waiting jobs whose handlers are about to begin."""
