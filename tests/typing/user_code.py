@@ -251,7 +251,6 @@ def on_redis(client: redis.Redis) -> None:
     assert_type(timeout.create("a"), int)
     assert_type(timeout.acquire("a"), bool)
     assert_type(timeout.acquire_token("a"), int | None)
-    assert_type(timeout.capture(3), list[str])
     tasks = StateTransition(client, ready=("new", "failed"), captured="busy")
     assert_type(tasks.capture(3), list[Task])
     assert_type(tasks.capture(3)[0].claim, int)
@@ -262,7 +261,7 @@ def on_redis(client: redis.Redis) -> None:
 async def on_redis_awaited(client: redis.asyncio.Redis) -> None:
     assert_type(await Mutex(client).acquire("a"), bool)
     assert_type(await Mutex(client).acquire_token("a"), int | None)
-    assert_type(await Timeout(client, every=60).capture(3), list[str])
+    assert_type(await Timeout(client, every=60).acquire("a"), bool)
     assert_type(await StateTransition(client).capture(3), list[Task])
     assert_type(asyncio.create_task(Mutex(client).acquire("a")), asyncio.Task[bool])
 

@@ -316,6 +316,8 @@ def handler(job):
         three.wait(30)  # all are running
     if job.payload == "kills":
         os._exit(9)
+    if job.error is None:
+        three.wait(60)  # for the end of the process
 
 sl.Worker(sl.Queue(), handler, bind=create_engine(sys.argv[1]), concurrency=3, retry_in=0, poll=0.05).run(
     until_empty=True
