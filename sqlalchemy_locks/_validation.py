@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import AsyncGenerator, Awaitable, Generator
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
@@ -14,6 +15,8 @@ MAX_NAME_LENGTH = 255
 MAX_SECONDS = 100 * 365.25 * 86400
 #: of a timeout, in seconds: a new one counts from 1970, and must be due
 LONGEST_PERIOD = 50 * 365.25 * 86400
+#: what a plain function may return, and whose code has yet to run
+UNFINISHED = Awaitable, Generator, AsyncGenerator
 
 
 def valid_name(value: object, what: str) -> str:
@@ -141,6 +144,15 @@ def format_duration(seconds: float | None) -> str:
         if seconds >= 2 * size:
             return f"{sign}{seconds / size:.0f} {unit}"
     return f"{sign}{seconds:.0f} s"
+
+
+def is_unfinished(result: Any, kinds: tuple[type[Any], ...]) -> bool:
+    """Whether code of a result has yet to run, which is of one of these kinds; a coroutine is then closed."""
+    if not isinstance(result, kinds):
+        return False
+    if inspect.iscoroutine(result):
+        result.close()
+    return True
 
 
 def is_coroutine_function(function: Any) -> bool:

@@ -12,6 +12,7 @@ from sqlalchemy import select
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
+from sqlalchemy_locks.core.operation import GRANT_HINT
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.checks import Finding
 from sqlalchemy_locks.sql.clock import Now, utc
@@ -67,13 +68,11 @@ def _installed(connection: Connection, schema: str, prefix: str) -> Iterator[Fin
         steps = recorded(connection, Options(schema=schema, prefix=prefix))
         drifts = check(connection, schema=schema, prefix=prefix) if steps is not None else []
     except DBAPIError as error:
-        if not backend_for(connection.dialect).meaning(error) == "denied":
+        if backend_for(connection.dialect).meaning(error) != "denied":
             raise
-        says = (
-            "the user of this connection may not read what is installed: `grant_to` in a migration, or "
-            "`sqlalchemy-locks install --grant-to`, grants a user what locks need"
+        yield Finding(
+            "installed", "problem", f"the user of this connection may not read what is installed: {GRANT_HINT}"
         )
-        yield Finding("installed", "problem", says)
         return
     if steps is None:
         says = (

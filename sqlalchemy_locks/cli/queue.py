@@ -33,7 +33,6 @@ def queue() -> None:
 @click.option(
     "--stalled-for",
     type=duration,
-    metavar="DURATION",
     default="5m",
     show_default=True,
     help="Running jobs whose worker has sent no heartbeat for so long.",
@@ -74,7 +73,6 @@ def requeue(
 @click.option(
     "--older-than",
     type=duration,
-    metavar="DURATION",
     required=True,
     help="Only jobs that ended so long ago, e.g. 7d; 0 for all.",
 )

@@ -14,7 +14,6 @@ from sqlalchemy_locks.facade.locks import Locks
 @click.option(
     "--stale-after",
     type=duration,
-    metavar="DURATION",
     default="24h",
     show_default=True,
     help="Also requests without a time to live that were not renewed for so long.",

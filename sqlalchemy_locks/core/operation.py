@@ -490,7 +490,7 @@ _NOT_INSTALLED = (
     "name the schema or prefix that they were installed under; `sqlalchemy-locks check` tells which it is"
 )
 #: of an error of the driver's
-_DENIED = "`grant_to` in a migration, or `sqlalchemy-locks install --grant-to`, grants a user what locks need"
+GRANT_HINT = "`grant_to` in a migration, or `sqlalchemy-locks install --grant-to`, grants a user what locks need"
 
 
 class translated:
@@ -512,4 +512,4 @@ class translated:
             if ours is not None:
                 raise ours from error
             if meaning == "denied":
-                error.add_detail(_DENIED)
+                error.add_detail(GRANT_HINT)

@@ -7,6 +7,7 @@ fails that job alone. If the reply to its capture is lost, it finds the captured
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -42,16 +43,13 @@ class CaptureJobs(JobCapture):
     """Captures jobs that are due; the attempt counts."""
 
     def build_spec(self, context: BuildContext) -> CaptureSpec:
-        at = self.jobs.at(context)
-        return self.capture(context, begun=True, counted={at.attempts: at.attempts + ONE})
+        return self.capture(context, begun=True, counted=ONE)
 
-    def capture(
-        self, context: BuildContext, *, begun: bool, counted: dict[Any, Any], ahead: Any = None, **options: Any
-    ) -> CaptureSpec:
+    def capture(self, context: BuildContext, *, begun: bool, counted: Any = None, **options: Any) -> CaptureSpec:
         """Return what is captured.
 
-        :param begun: the attempt counts. :param counted: what is set besides.
-        :param ahead: is added to the claim: whether the attempt of this row counts all the same.
+        :param begun: the attempt of each job counts, and its claim says so.
+        :param counted: 1 for a job whose attempt counts, else 0; ``None``: of no job.
         """
         at = self.jobs.at(context)
         claim: Any = bindparam(
@@ -61,8 +59,8 @@ class CaptureJobs(JobCapture):
             at.table,
             (*self.jobs.in_queue(context), at.started_at.is_(None), at.run_at <= StatementStart()),
             {
-                **counted,
-                at.claim: claim if ahead is None else claim + ahead,
+                **({} if counted is None else {at.attempts: at.attempts + counted}),
+                at.claim: claim if begun or counted is None else claim + counted,
                 at.started_at: Now(),
                 at.processing_host: bindparam("locks_host", type_=at.processing_host.type),
                 **self.jobs.free_key(at),
@@ -81,9 +79,12 @@ class FetchJobs(CaptureJobs):
     fewer = True
 
     def build_spec(self, context: BuildContext) -> CaptureSpec:
-        return self.capture(
-            context, begun=False, counted={}, read=lambda columns: undecoded(self.jobs, context, columns)
-        )
+        read = partial(undecoded, self.jobs, context)
+        return self.capture(context, begun=False, counted=self.counted(context), read=read)
+
+    def counted(self, context: BuildContext) -> Any:
+        """Return 1 for a job whose attempt counts with its capture, else 0; ``None``: of no job."""
+        return None
 
 
 class CompleteAndFetch(FetchJobs):
@@ -97,17 +98,10 @@ class CompleteAndFetch(FetchJobs):
         super().__init__(jobs, name)
         self._complete = complete.skip_locked
 
-    def build_spec(self, context: BuildContext) -> CaptureSpec:
+    def counted(self, context: BuildContext) -> Any:
         at = self.jobs.at(context)
         harmless = and_(at.attempts + ONE < at.max_attempts, at.error.is_distinct_from(STALLED))
-        ahead = case((harmless, bindparam(AHEAD, type_=Integer())), else_=literal_column("0"))
-        return self.capture(
-            context,
-            begun=False,
-            counted={at.attempts: at.attempts + ahead},
-            ahead=ahead,
-            read=lambda columns: undecoded(self.jobs, context, columns),
-        )
+        return case((harmless, bindparam(AHEAD, type_=Integer())), else_=literal_column("0"))
 
     def _statement(self, context: BuildContext, spec: CaptureSpec, /) -> Executable:
         captured = captured_cte(spec)

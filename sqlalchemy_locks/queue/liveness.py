@@ -20,7 +20,7 @@ from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.queue.acknowledge import requeue
 from sqlalchemy_locks.queue.jobs import Jobs, WorkerRows
-from sqlalchemy_locks.queue.maintenance import Sweep
+from sqlalchemy_locks.queue.maintenance import JobSweep
 from sqlalchemy_locks.sql.clock import Instant, Now, SecondsAgo
 
 #: how long a worker without jobs has to be silent before its row is deleted, in seconds
@@ -101,7 +101,7 @@ class RemoveWorker(WorkerRow):
         return delete(self.rows.columns(context).table).where(self.host(context))
 
 
-class Requeue(Sweep):
+class Requeue(JobSweep):
     """Returns stalled jobs to the queue, or marks them as dead after their last attempt; deletes silent workers.
 
     :param since: workers are silent that have sent no heartbeat since the instant that is bound, rather than for the

@@ -12,7 +12,7 @@ from sqlalchemy_locks.queue.jobs import JobCapture, Jobs
 from sqlalchemy_locks.sql.clock import Now, SecondsAgo
 
 
-class Sweep(JobCapture):
+class JobSweep(JobCapture):
     """A capture that only counts its rows, in the queue bound as ``locks_queue``; ``None``: in all queues."""
 
     counts = True
@@ -23,7 +23,7 @@ class Sweep(JobCapture):
         return or_(value.is_(None), column == value)
 
 
-class Revive(Sweep):
+class Revive(JobSweep):
     """Returns dead jobs to the queue with all their attempts."""
 
     def build_spec(self, context: BuildContext) -> CaptureSpec:
@@ -33,7 +33,7 @@ class Revive(Sweep):
         return CaptureSpec(at.table, (at.failed_at.is_not(None), *chosen), changes, (at.failed_at,), self.jobs.target)
 
 
-class DeleteJobs(Sweep):
+class DeleteJobs(JobSweep):
     """Deletes jobs that were completed, or died, long ago.
 
     :param role: the timestamp that is compared, ``completed_at`` or ``failed_at``.

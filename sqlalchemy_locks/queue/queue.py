@@ -48,7 +48,7 @@ from sqlalchemy_locks.queue.liveness import (
     SendHeartbeat,
     WorkerRow,
 )
-from sqlalchemy_locks.queue.maintenance import DeleteJobs, Revive, Sweep
+from sqlalchemy_locks.queue.maintenance import DeleteJobs, JobSweep, Revive
 from sqlalchemy_locks.sql.tables import job_indexes
 
 if TYPE_CHECKING:
@@ -362,7 +362,7 @@ class Queue(EntityPattern[E]):
         older = bounded_seconds(older_than, "older_than")
         return self._sweep(self._delete[bool(dead)], limit, queue, locks_older=older)
 
-    def _sweep(self, impl: Sweep, limit: int, queue: str | None, **values: Any) -> Operation[Any]:
+    def _sweep(self, impl: JobSweep, limit: int, queue: str | None, **values: Any) -> Operation[Any]:
         name = None if queue is None else valid_name(queue, "a queue")
         return Operation(impl, {**values, LIMIT: valid_int(limit, "limit"), "locks_queue": name})
 

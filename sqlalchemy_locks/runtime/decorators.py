@@ -8,16 +8,16 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from sqlalchemy_locks._validation import is_coroutine_function
+from sqlalchemy_locks._validation import UNFINISHED, is_coroutine_function, is_unfinished
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 #: results whose code has still to run; the last two are what contextlib.contextmanager and its twin make
-_UNFINISHED = Awaitable, Generator, AsyncGenerator, contextlib.ContextDecorator, contextlib.AsyncContextDecorator
+_UNFINISHED = *UNFINISHED, contextlib.ContextDecorator, contextlib.AsyncContextDecorator
 
 
 def check_plain(function: Any, what: str) -> None:
@@ -49,9 +49,7 @@ def in_block(
     def within(*args: P.args, **kwargs: P.kwargs) -> T:
         with block():
             result = function(*args, **kwargs)
-        if isinstance(result, _UNFINISHED):  # of a plain wrapper
-            if inspect.iscoroutine(result):
-                result.close()
+        if is_unfinished(result, _UNFINISHED):  # of a plain wrapper
             raise TypeError(
                 f"{what} decorates a function that returned {result!r}, whose code runs when the lock is released "
                 "already: use a with block inside it, or AsyncLocks on the async function itself"

@@ -73,7 +73,7 @@ def _use(context: BuildContext, *, of_one: bool = False) -> Any:
     return each.add_columns(*(func.min(column).label(column.name) for column in columns))
 
 
-class Usage(ReadSemaphores):
+class ReadUsage(ReadSemaphores):
     """Every semaphore. :param of_one: the semaphore ``name`` alone. :param with_id: with its row's id."""
 
     name = "semaphore.usage"
@@ -244,8 +244,8 @@ def _count_if(condition: Any) -> Any:
     return cast(func.coalesce(func.sum(case((condition, 1), else_=0)), 0), BigInteger())
 
 
-_USAGE, _USAGE_OF_ONE, _HOLDERS = Usage(), Usage(of_one=True), Holders()
-_ONE_SEMAPHORE = Usage(of_one=True, with_id=True)
+_USAGE, _USAGE_OF_ONE, _HOLDERS = ReadUsage(), ReadUsage(of_one=True), Holders()
+_ONE_SEMAPHORE = ReadUsage(of_one=True, with_id=True)
 _HISTORY, _HISTORY_OF_ONE = History(of_one=False), History(of_one=True)
 _FULLEST = Fullest()
 _OLDEST_HOLDERS, _HOLDER_AGES = OldestHolders(), HolderAges()

@@ -78,16 +78,16 @@ class PendingAcks:
             due = min((max(job._locked_until, job._ended_at + _LINGER) for job in self.finished), default=float("inf"))
         return due - time.monotonic()
 
-    def completed(self) -> list[RunningJob]:
-        """Return the completed jobs that can be reported now."""
-        return [job for job, failure in self._due(False) if failure is None]
+    def completed(self, *, waits: bool = False) -> list[RunningJob]:
+        """Return the completed jobs that can be reported now; ``waits`` as for :meth:`send_completed`."""
+        return [job for job, failure in self._due(waits) if failure is None]
 
     def send_completed(self, *, waits: bool = False) -> None:
         """Report completed jobs, except those whose rows were locked a moment ago.
 
         :param waits: wait for locked rows, as a worker that stops does it in the end.
         """
-        jobs = [job for job, failure in self._due(waits) if failure is None]
+        jobs = self.completed(waits=waits)
         if not jobs:
             return
         try:

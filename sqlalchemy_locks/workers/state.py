@@ -138,15 +138,13 @@ class WorkerState:
         failure = None if error is None else failure_of(self.config, job, error)
         self.reports.emit_job("completed" if error is None else "failed", job, error=error)
         job._ended_at = time.monotonic()
+        took = job._ended_at - job._began_at
         with self._lock:
-            self._note_time(job)
+            if job._began_at:  # it was decoded
+                usual = 0.95 * self._handler_time if self._handler_time < float("inf") else 0.0
+                self._handler_time = max(took, usual, 1e-6)
             self.acks.finished[job] = failure
             self.running.pop(id(job), None)
-
-    def _note_time(self, job: RunningJob) -> None:
-        took = job._ended_at - job._began_at if job._began_at else 0.0  # one that can't be decoded takes none
-        usual = 0.0 if self._handler_time == float("inf") else 0.95 * self._handler_time
-        self._handler_time = max(took, usual, 1e-6)
 
     def lose_all(self) -> None:
         """Note that the jobs have other owners: those of a worker whose row is gone."""

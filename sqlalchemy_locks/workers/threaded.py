@@ -15,12 +15,12 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks._validation import is_coroutine_function
+from sqlalchemy_locks._validation import UNFINISHED, is_coroutine_function, is_unfinished
 from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.workers.base import BaseWorker
@@ -274,11 +274,9 @@ def _is_generator_function(handler: Any) -> bool:
     return inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)  # both see through a partial
 
 
-def refuse_unfinished(returned: Any, kinds: tuple[Any, ...] = (Awaitable, Generator, AsyncGenerator)) -> None:
+def refuse_unfinished(returned: Any, kinds: tuple[type[Any], ...] = UNFINISHED) -> None:
     """:raises TypeError: if a handler has returned what has yet to run, such as a coroutine or a generator."""
-    if isinstance(returned, kinds):
-        if inspect.iscoroutine(returned):
-            returned.close()
+    if is_unfinished(returned, kinds):
         raise TypeError(f"the handler returned {returned!r}, whose code has not run: use an AsyncWorker to await it")
 
 

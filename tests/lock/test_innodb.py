@@ -248,3 +248,4 @@ def test_longest_waits_in_a_strict_sql_mode(innodb: MakeEngine, name: str) -> No
         connection.exec_driver_sql("SET SESSION sql_mode = 'STRICT_ALL_TABLES', innodb_lock_wait_timeout = 100000000")
         for wait in (None, 40_000_000, 2**31):
             connection.execute(sl.lock.exclusive(unused()).execution_options(locks_wait=wait))
+            assert connection.exec_driver_sql("SELECT @@innodb_lock_wait_timeout").scalar() == 100_000_000

@@ -40,7 +40,7 @@ L = TypeVar("L")
 WSGI = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 
 
-class Options(TypedDict, total=False):
+class PageOptions(TypedDict, total=False):
     """The options of the page; see :func:`asgi`."""
 
     view: Callback | None
@@ -133,7 +133,7 @@ def asgi(
     )
 
 
-def wsgi(locks: Locks | Callable[[], Locks], **options: Unpack[Options]) -> WSGI:
+def wsgi(locks: Locks | Callable[[], Locks], **options: Unpack[PageOptions]) -> WSGI:
     """Return the page as a WSGI application: for Flask, Django, Pyramid, or any server.
 
     The app of :func:`asgi` runs in an event loop in a thread, which each process starts at its first request.
