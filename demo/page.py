@@ -30,8 +30,8 @@ def show(console: Console, url: URL) -> None:
         return
     locks = sl.Locks(create_engine(url, poolclass=NullPool))
     with activity(locks), served(locks, refresh=2) as address:
-        console.print(f"\nOpen in a browser: [bold]{address}[/] (Ctrl-C ends it)", highlight=False)
         with contextlib.suppress(KeyboardInterrupt):
+            console.print(f"\nOpen in a browser: [bold]{address}[/] (Ctrl-C ends it)", highlight=False)
             threading.Event().wait()
     console.print()
 

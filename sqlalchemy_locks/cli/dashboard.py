@@ -44,6 +44,6 @@ def page(screen: Screen, database: Database, port: int) -> None:
                 f"Port {port} can't be used ({error.strerror}): --port 0 chooses a free one."
             ) from None
         message = plain(f"{database.display} is shown at {address}; Ctrl-C ends it", "green")
-        screen.show({"database": database.display, "address": address}, message)
-        with contextlib.suppress(KeyboardInterrupt):
+        with contextlib.suppress(KeyboardInterrupt):  # from the first printed word on, since it names Ctrl-C
+            screen.show({"database": database.display, "address": address}, message)
             threading.Event().wait()
