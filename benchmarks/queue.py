@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import statistics
 import time
@@ -209,6 +210,33 @@ def report_round_trips(url: URL) -> None:
     wire.close()
 
 
+def report_old_snapshot(url: URL) -> None:
+    """Time a worker's batches of 10 while another session holds an older snapshot."""
+    engine = create_engine(url, connect_args={"options": "-c synchronous_commit=off"})
+    jobs, now = 20_000, Processor(engine)
+    fill(engine, jobs)
+    left = jobs
+    with engine.connect().execution_options(isolation_level="REPEATABLE READ") as old:
+        old.execute(text("SELECT count(*) FROM lock.job"))
+        ended = [now()]
+
+        def handler(_: Any) -> None:
+            nonlocal left
+            left -= 1
+            if left % (jobs // 4) == 0:
+                ended.append(now())
+            if not left:
+                worker.stop()
+
+        worker = sl.Worker(queue, handler, bind=engine, concurrency=1, prefetch=10)
+        worker.run()
+    quarters = [(after - before) / (jobs / 40) * 1e6 for before, after in itertools.pairwise(ended)]
+    print(f"\n{jobs:,} jobs under another session's old snapshot, by quarter")
+    print("  " + " -> ".join(f"{quarter:.0f}" for quarter in quarters) + " us a batch")
+    judge("capture under an old snapshot, last quarter / first", quarters[-1] / quarters[0], 1.5, 1.1)
+    engine.dispose()
+
+
 def main() -> None:
     """Run the command line."""
     assert __doc__ is not None
@@ -216,6 +244,7 @@ def main() -> None:
     with database("postgresql15") as url:
         url = make_url(str(url.render_as_string(hide_password=False)))
         report_round_trips(url)
+        report_old_snapshot(url)
         for commit in ("off", "on"):
             report_ratios(url, commit)
 

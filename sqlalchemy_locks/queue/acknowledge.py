@@ -33,7 +33,18 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.captures.statements import by_key, selective_condition
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
-from sqlalchemy_locks.queue.jobs import BEGUN, CLAIMS, IDS, PAIRS, TAKEN, JobOperation, Jobs, is_begun
+from sqlalchemy_locks.queue.jobs import (
+    BEGUN,
+    CLAIMS,
+    COUNTED_AHEAD,
+    IDS,
+    PAIRS,
+    TAKEN,
+    JobOperation,
+    Jobs,
+    is_ahead,
+    is_begun,
+)
 from sqlalchemy_locks.sql.clock import Now, PlusSeconds
 from sqlalchemy_locks.sql.elements import force_index
 
@@ -189,12 +200,19 @@ class Complete(UpdateOwnedJobs):
 
 
 class BeginJobs(UpdateOwnedJobs):
-    """Counts the attempts of captured jobs whose handlers are about to begin; skips rows that are locked."""
+    """Counts the attempts of captured jobs whose handlers are about to begin; skips rows that are locked.
+
+    :param ahead: they begin later, unless the worker dies before.
+    """
 
     skips_locked = True
 
+    def __init__(self, jobs: Jobs, name: str, *, ahead: bool) -> None:
+        super().__init__(jobs, name)
+        self._bits = BEGUN | COUNTED_AHEAD if ahead else BEGUN
+
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        return {at.claim: at.claim + BEGUN, at.attempts: at.attempts + ONE}
+        return {at.claim: at.claim + self._bits, at.attempts: at.attempts + ONE}
 
 
 class ClaimedJobs(JobOperation):
@@ -247,6 +265,8 @@ def requeue(at: RoleColumns) -> dict[Any, Any]:
         **end_attempt(at, dead),
         at.error: case((is_begun(at) == ONE, literal(STALLED, at.error.type)), else_=at.error),
         at.claim: at.claim + TAKEN,
+        # whether its handler began is unknown, and never was this the last attempt
+        at.attempts: case((is_ahead(at), at.attempts - ONE), else_=at.attempts),
     }
 
 

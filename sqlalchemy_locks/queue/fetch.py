@@ -22,6 +22,7 @@ from sqlalchemy import (
     literal_column,
     select,
     true,
+    tuple_,
     type_coerce,
 )
 from sqlalchemy.engine import Dialect
@@ -32,11 +33,23 @@ from sqlalchemy_locks.captures.statements import NUMBER, CaptureSpec, captured_c
 from sqlalchemy_locks.core.operation import BuildContext, Execution
 from sqlalchemy_locks.core.roles import ONE
 from sqlalchemy_locks.queue.acknowledge import STALLED, Complete, owned_parameters
-from sqlalchemy_locks.queue.jobs import ORDER, JobCapture, JobOperation, Jobs, draw_job_claim, json_as_text, stored_type
+from sqlalchemy_locks.queue.jobs import (
+    BEGUN,
+    COUNTED_AHEAD,
+    ORDER,
+    JobCapture,
+    JobOperation,
+    Jobs,
+    draw_job_claim,
+    json_as_text,
+    stored_type,
+)
 from sqlalchemy_locks.sql.clock import Now, StatementStart
 
 #: whether attempts are counted ahead: 1 or 0
 AHEAD = "locks_ahead"
+#: the position to search from: that of a job in the order
+AFTER = tuple(f"locks_after_{role}" for role in ORDER)
 
 
 class CaptureJobs(JobCapture):
@@ -44,6 +57,10 @@ class CaptureJobs(JobCapture):
 
     def build_spec(self, context: BuildContext) -> CaptureSpec:
         return self.capture(context, begun=True, counted=ONE)
+
+    def position(self, context: BuildContext) -> list[Any]:
+        """Return the condition that a job comes after a position, or nothing."""
+        return []
 
     def capture(self, context: BuildContext, *, begun: bool, counted: Any = None, **options: Any) -> CaptureSpec:
         """Return what is captured.
@@ -57,10 +74,15 @@ class CaptureJobs(JobCapture):
         )
         return CaptureSpec(
             at.table,
-            (*self.jobs.in_queue(context), at.started_at.is_(None), at.run_at <= StatementStart()),
+            (
+                *self.jobs.in_queue(context),
+                at.started_at.is_(None),
+                at.run_at <= StatementStart(),
+                *self.position(context),
+            ),
             {
                 **({} if counted is None else {at.attempts: at.attempts + counted}),
-                at.claim: claim if begun or counted is None else claim + counted,
+                at.claim: claim if counted is None or begun else claim + counted * (BEGUN | COUNTED_AHEAD),
                 at.started_at: Now(),
                 at.processing_host: bindparam("locks_host", type_=at.processing_host.type),
                 **self.jobs.free_key(at),
@@ -92,11 +114,19 @@ class CompleteAndFetch(FetchJobs):
 
     With ``writable_ctes``, and for the shipped table. Attempts of handlers that begin at once may be counted with it,
     except last ones, and those that follow the death of a worker.
+
+    :param after: capture only jobs after a position, which is bound. The index keeps entries of captured jobs while
+        another session has an old snapshot, and this search doesn't read those before the position.
     """
 
-    def __init__(self, jobs: Jobs, name: str, complete: Complete) -> None:
+    def __init__(self, jobs: Jobs, name: str, complete: Complete, *, after: bool) -> None:
         super().__init__(jobs, name)
-        self._complete = complete.skip_locked
+        self._complete, self._after = complete.skip_locked, after
+
+    def position(self, context: BuildContext) -> list[Any]:
+        at = self.jobs.at(context)
+        after = tuple_(*(bindparam(name, type_=at[role].type) for name, role in zip(AFTER, ORDER, strict=True)))
+        return [tuple_(*(at[role] for role in ORDER)) > after] if self._after else []
 
     def counted(self, context: BuildContext) -> Any:
         at = self.jobs.at(context)
@@ -116,9 +146,9 @@ class CompleteAndFetch(FetchJobs):
         """Return the captured rows, and how many jobs were completed."""
         statement = self.statement(execution.context)
         assert statement is not None
-        rows = execution.execute(statement, owned_parameters(execution, self.jobs)).all()
-        key, completed = self.jobs.keys["internal_id"], rows[0][-1]
-        return [tuple(row[:-1]) for row in rows if row[key] is not None], completed
+        rows: Any = execution.execute(statement, owned_parameters(execution, self.jobs)).all()
+        number = rows[0][-1]
+        return ([] if rows[0][self.jobs.keys["internal_id"]] is None else rows), number
 
 
 class JobsOfHost(JobOperation):

@@ -25,9 +25,10 @@ from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
 #: the claim of a job that no worker has: ``draw_job_claim`` never returns it
 NO_CLAIM: Any = literal_column("0")
-#: the last two bits of a claim: the attempt was counted, since a handler has begun or is about to; and the job was
-#: taken from its owner. So a claim is still recognized after the reply to such a change was lost.
-BEGUN, TAKEN = 1, 2
+#: the last three bits of a claim: the attempt was counted, since a handler has begun or is about to; the job was taken
+#: from its owner; the attempt was counted before the handler could begin. So a claim is still recognized after the
+#: reply to such a change was lost.
+BEGUN, TAKEN, COUNTED_AHEAD = 1, 2, 4
 ROLES = (
     "internal_id",
     "external_id",
@@ -226,12 +227,17 @@ def stored_type(type_: Any) -> Any:
 
 def draw_job_claim(column: Any, *, begun: bool) -> int:
     """Draw the claim of a capture, with the last bit of an attempt that counts from the capture on."""
-    return ((draw_claim(column) & ~(BEGUN | TAKEN)) or 4) | (BEGUN if begun else 0)
+    return ((draw_claim(column) & ~(BEGUN | TAKEN | COUNTED_AHEAD)) or 8) | (BEGUN if begun else 0)
 
 
 def is_begun(at: RoleColumns) -> Any:
     """Return the number 1 where the attempt of a captured job was counted, else 0."""
     return at.claim % literal_column("2")
+
+
+def is_ahead(at: RoleColumns) -> Any:
+    """Return the condition that the attempt was counted before the handler could begin."""
+    return at.claim.bitwise_and(literal_column(str(COUNTED_AHEAD))) != literal_column("0")
 
 
 def unique_index(at: RoleColumns) -> Index | None:

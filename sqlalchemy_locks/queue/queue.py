@@ -36,7 +36,7 @@ from sqlalchemy_locks.queue.acknowledge import (
 from sqlalchemy_locks.queue.activity import Stats
 from sqlalchemy_locks.queue.control import CancelJob, GetJob, RescheduleJob, ResumeQueues
 from sqlalchemy_locks.queue.enqueue import KEYS, Enqueue, as_uuid, external_ids, unique_keys, utc_instant
-from sqlalchemy_locks.queue.fetch import AHEAD, CaptureJobs, CompleteAndFetch, FetchJobs, JobsOfHost
+from sqlalchemy_locks.queue.fetch import AFTER, AHEAD, CaptureJobs, CompleteAndFetch, FetchJobs, JobsOfHost
 from sqlalchemy_locks.queue.jobs import IDS, Jobs
 from sqlalchemy_locks.queue.liveness import (
     FORGET_AFTER,
@@ -117,10 +117,12 @@ class Queue(EntityPattern[E]):
         self._capture = CaptureJobs(jobs, "Queue.capture")
         self._fetch_jobs = FetchJobs(jobs, "Queue.fetch")
         self._complete = Complete(jobs, "Queue.complete")
-        self._complete_and_fetch_jobs = CompleteAndFetch(jobs, "Queue.fetch", self._complete)
+        self._complete_and_fetch_jobs = {
+            after: CompleteAndFetch(jobs, "Queue.fetch", self._complete, after=after) for after in (False, True)
+        }
         self._jobs_of_host = JobsOfHost(jobs, "Queue.capture")
         self._claimed_jobs = ClaimedJobs(jobs, "Queue.complete")
-        self._begin_jobs = BeginJobs(jobs, "Queue.begin")
+        self._begin_jobs = {ahead: BeginJobs(jobs, "Queue.begin", ahead=ahead) for ahead in (False, True)}
         self._release = ReleaseJobs(jobs, "Queue.release")
         self._fail = Fail(jobs, "Queue.fail")
         self._requeue = Requeue(jobs)
@@ -479,18 +481,24 @@ class Queue(EntityPattern[E]):
         return RowsOperation(self._fetch_jobs, {LIMIT: limit, "locks_queue": queue, HOST: host})
 
     def _complete_and_fetch(
-        self, jobs: Sequence[Any], limit: int, *, queue: str, host: str, ahead: bool
+        self, jobs: Sequence[Any], limit: int, *, queue: str, host: str, ahead: bool, after: tuple[Any, ...] | None
     ) -> Operation[Any]:
         """Complete jobs, given as pairs, and capture others: the undecoded rows, and how many were completed.
 
         :param ahead: count attempts that are about to begin.
+        :param after: the position in the order to search from; ``None``: from the head.
         """
         values = {LIMIT: limit, "locks_queue": queue, HOST: host, AHEAD: int(ahead)}
-        return Operation(self._complete_and_fetch_jobs, {**values, **self._jobs.owned_pairs(jobs)})
+        values |= {} if after is None else dict(zip(AFTER, after, strict=True))
+        operation = self._complete_and_fetch_jobs[after is not None]
+        return Operation(operation, {**values, **self._jobs.owned_pairs(jobs)})
 
-    def _begin(self, jobs: Sequence[Any]) -> Operation[Any]:
-        """Count the attempts of captured jobs, given as pairs: how many were still owned, and not locked."""
-        return Operation(self._begin_jobs, self._jobs.owned_pairs(jobs))
+    def _begin(self, jobs: Sequence[Any], *, ahead: bool = False) -> Operation[Any]:
+        """Count the attempts of captured jobs, given as pairs: how many were still owned, and not locked.
+
+        :param ahead: their handlers begin later.
+        """
+        return Operation(self._begin_jobs[ahead], self._jobs.owned_pairs(jobs))
 
     def _running_on(self, host: str, *, queue: str) -> Operation[Any]:
         """Read the running jobs that one worker has captured, as pairs ``(internal_id, claim)``."""

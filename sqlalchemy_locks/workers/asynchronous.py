@@ -214,8 +214,7 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
     def _report(self, state: WorkerState, job: RunningJob, error: BaseException | None) -> None:
         if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
             return  # the job no longer runs, and is released
-        state.done(job, error)
-        if (following := state.take()) is None:
+        if (following := state.done(job, error)) is None:
             self._wake.set()
         else:
             self._begin(state, following)

@@ -20,15 +20,17 @@ class RunningJob:
     """
 
     # no name that a column may have: those are the row's
-    __slots__ = ("_began_at", "_ended_at", "_jobs", "_locked_until", "_may_be_lost", "_taken", "_values")
+    __slots__ = ("_began_at", "_ended_at", "_jobs", "_locked_until", "_may_be_lost", "_pair", "_taken", "_values")
 
     def __init__(self, jobs: Jobs, values: Sequence[Any], may_be_lost: Callable[[], bool]) -> None:
         """Wrap a row.
 
-        :param values: of the columns of the table, in their order.
+        :param values: of the columns of the table, in their order; what follows them is ignored.
         :param may_be_lost: whether the job may have another owner by now, as far as the worker can tell without asking.
         """
         self._jobs, self._values = jobs, values
+        #: its id and claim
+        self._pair = values[jobs.keys["internal_id"]], values[jobs.keys["claim"]]
         self._may_be_lost = may_be_lost
         #: the database has said that another owner has it
         self._taken = False
@@ -49,13 +51,9 @@ class RunningJob:
         return self._taken or self._may_be_lost()
 
     @property
-    def _pair(self) -> tuple[Any, int]:
-        return self._value("internal_id"), self._value("claim")
-
-    @property
     def _is_counted(self) -> bool:
         """Whether its attempt was counted with its capture."""
-        return bool(self._value("claim") & BEGUN)
+        return bool(self._pair[1] & BEGUN)
 
     @property
     def _is_suspect(self) -> bool:
@@ -69,16 +67,17 @@ class RunningJob:
 
     @property
     def _row(self) -> Any:
-        return _row(tuple(self._jobs.keys), tuple(self._values))
+        return _row(*self.__reduce__()[1])
 
     def _value(self, role: str) -> Any:
         """Return what the row has in the column of a role."""
         return self._values[self._jobs.keys[role]]
 
-    def _count(self) -> None:
-        """Note that the attempt was counted."""
+    def _count(self, bits: int = BEGUN) -> None:
+        """Note that the attempt was counted, which these bits of the claim say."""
+        self._pair = self._pair[0], self._pair[1] | bits
         values = list(self._values)
-        values[self._jobs.keys["claim"]] += BEGUN
+        values[self._jobs.keys["claim"]] = self._pair[1]
         values[self._jobs.keys["attempts"]] += 1
         self._values = values
 
@@ -97,7 +96,8 @@ class RunningJob:
         return getattr(self._row, name)  # what SQLAlchemy's rows have, such as _mapping
 
     def __reduce__(self) -> Any:
-        return _row, (tuple(self._jobs.keys), self._values)  # another process gets the row
+        keys = tuple(self._jobs.keys)
+        return _row, (keys, tuple(self._values[: len(keys)]))  # another process gets the row
 
     def __repr__(self) -> str:
         return repr(self._row)

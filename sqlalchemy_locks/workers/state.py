@@ -1,12 +1,12 @@
 """What a worker decides, and what it sends to the database; ``threaded.py`` and ``asynchronous.py`` only wait and run.
 
 Everything here is synchronous: ``AsyncWorker`` calls it in a greenlet. One thread at a time calls what talks
-to the database; handlers' threads call :meth:`WorkerState.take` and :meth:`WorkerState.done`, the heartbeats' thread
-:meth:`WorkerState.lose_all`.
+to the database; handlers' threads call :meth:`WorkerState.done`, the heartbeats' thread :meth:`WorkerState.lose_all`.
 
 A captured job waits until its attempt is counted, is then ready, and runs when a slot is free. The attempt counts when
 the handler begins: so many jobs are counted at a time as there are free slots. With them those prefetched jobs are
-counted whose handlers will begin within a tenth of a second, unless it is their last attempt.
+counted whose handlers will begin within a tenth of a second, unless it is their last attempt; a reclaim gives such an
+attempt back.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.queue.acknowledge import RUNNING, skip_locked
 from sqlalchemy_locks.queue.fetch import decoders
-from sqlalchemy_locks.queue.jobs import BEGUN
+from sqlalchemy_locks.queue.jobs import BEGUN, COUNTED_AHEAD, ORDER
 from sqlalchemy_locks.queue.liveness import ReadHeartbeat
 from sqlalchemy_locks.runtime.retry import Sleep
 from sqlalchemy_locks.sql.clock import utc
@@ -42,6 +42,8 @@ _FIRST_PAUSE, LONGEST_ERROR_PAUSE = 0.1, 5.0
 _REQUEUE = 1000
 #: within how many seconds the handlers of jobs begin whose attempts are counted ahead
 _AHEAD = 0.1
+#: within how many seconds ready jobs run without further slots
+_SOON = 0.001
 #: how often a worker that stops tries to report and release its jobs
 _CLOSE_ATTEMPTS = 5
 
@@ -100,6 +102,9 @@ class WorkerState:
         #: when to compare the jobs that it has with those in the database, and when to requeue those of silent workers
         self._compare_at = time.monotonic() + self._interval
         self._requeue_at = -float("inf")
+        #: where the last search ended, and until when the next ones start there
+        self._after: tuple[Any, ...] | None = None
+        self._from_head_at = -float("inf")
         self._until_empty = until_empty
         #: the last fetch found no job, and none ran meanwhile
         self._empty = False
@@ -114,14 +119,24 @@ class WorkerState:
     def take(self) -> RunningJob | None:
         """Return a job to run: if there is one, a slot is free, and the last heartbeat is recent; else ``None``."""
         with self._lock:
-            # a stop may be requested while a cycle waits for the database
-            if self.stopping or self._stop.requested or not self.ready or len(self.running) >= self.config.concurrency:
-                return None
-            if not self.heartbeats.recent():
-                return None  # after the process or the database was stopped, the jobs may have other owners already
-            job = self.ready.popleft()
-            self.running[id(job)] = job
-            return job
+            return self._take()
+
+    def _take(self) -> RunningJob | None:
+        # a stop may be requested while a cycle waits for the database
+        if self.stopping or self._stop.requested or not self.ready or len(self.running) >= self.config.concurrency:
+            return None
+        if not self.heartbeats.recent():
+            return None  # after the process or the database was stopped, the jobs may have other owners already
+        job = self.ready.popleft()
+        self.running[id(job)] = job
+        return job
+
+    def slots_to_wake(self) -> int:
+        """Return how many idle slots a cycle should wake: one where it runs all ready jobs within a millisecond."""
+        with self._lock:
+            free, now = self.config.concurrency - len(self.running), time.monotonic()
+            took = max((now - job._began_at for job in self.running.values() if job._began_at), default=0.0)
+            return free if len(self.ready) * max(took, self._handler_time) > _SOON else min(free, 1)
 
     def call(self, job: RunningJob, handler: Callable[[RunningJob], Any]) -> Any:
         """Decode a job and call its handler; whatever is raised is an error of the job."""
@@ -133,8 +148,8 @@ class WorkerState:
         self.reports.emit_job("begun", job)
         return handler(job)
 
-    def done(self, job: RunningJob, error: BaseException | None) -> None:
-        """Note that a handler has returned or raised; never raises."""
+    def done(self, job: RunningJob, error: BaseException | None) -> RunningJob | None:
+        """Note that a handler has returned or raised, and :meth:`take` another job; never raises."""
         failure = None if error is None else failure_of(self.config, job, error)
         self.reports.emit_job("completed" if error is None else "failed", job, error=error)
         job._ended_at = time.monotonic()
@@ -145,6 +160,7 @@ class WorkerState:
                 self._handler_time = max(took, usual, 1e-6)
             self.acks.finished[job] = failure
             self.running.pop(id(job), None)
+            return self._take()
 
     def lose_all(self) -> None:
         """Note that the jobs have other owners: those of a worker whose row is gone."""
@@ -221,6 +237,10 @@ class WorkerState:
         failed = self._take_steps(steps, errors)
         for error in errors:
             self.fail(error)
+        with self._lock:
+            busy = self.ready or self.running
+        if not busy:
+            self.database.return_connection()  # an idle worker needs none
         if failed or errors:
             self._error_pause = min(LONGEST_ERROR_PAUSE, max(_FIRST_PAUSE, 2 * self._error_pause))
         else:
@@ -248,8 +268,10 @@ class WorkerState:
             return 0.0
         times = [self.config.poll if free else self.config.heartbeat, self.acks.due_in(), self._compare_at - now]
         with self._lock:
-            if self._countable():
+            if self._countable()[0]:
                 return 0.0
+            if self.ready and len(self.running) < self.config.concurrency:
+                times.append(10 * _SOON)  # their handlers take longer than usual
             times += [job._locked_until - now for job in self.waiting if job._locked_until > now]
         if self.config.stalled_after is not None:
             times.append(max(_FIRST_PAUSE, self._requeue_at - now))
@@ -281,6 +303,7 @@ class WorkerState:
             self.database.sleep(_FIRST_PAUSE)
         else:
             log(logging.ERROR, "Jobs could not be released: they are requeued when they have stalled")
+        self.database.return_connection()
         if errors:
             raise errors[0]
 
@@ -337,9 +360,10 @@ class WorkerState:
             completed = self.acks.completed()
             # with prefetch only: the others are counted when their handlers begin, which is now
             ahead = 0 < beyond <= self._startable_soon()
-            fetching = queue._complete_and_fetch(
-                [job._pair for job in completed], limit, queue=config.name, host=host, ahead=ahead
-            )
+            self.database.keeps_connection = self._startable_soon() > 0
+            pairs, after = [job._pair for job in completed], self._position()
+            fetching = queue._complete_and_fetch(pairs, limit, queue=config.name, host=host, ahead=ahead, after=after)
+            began_at = time.monotonic()
             try:
                 rows, number = self.database.perform(fetching)
             except Exception as error:
@@ -350,10 +374,32 @@ class WorkerState:
                 retried = self.database.retried
                 self.acks.confirm(completed, number)  # if it fails, the worker finds the captured jobs by its host
                 self._reply_lost = reply_lost or retried
+                self._advance(after, rows[-1] if len(rows) == limit else None, time.monotonic() - began_at)
                 return rows  # type: ignore[no-any-return]
         rows = self.database.perform(queue._fetch(limit, queue=config.name, host=host))
         self._reply_lost = reply_lost or self.database.retried
         return rows  # type: ignore[no-any-return]
+
+    def _position(self) -> tuple[Any, ...] | None:
+        """Return the position in the order to search from; ``None``: from the head."""
+        return self._after if time.monotonic() < self._from_head_at else None
+
+    def _advance(self, after: tuple[Any, ...] | None, last: Sequence[Any] | None, took: float) -> None:
+        """Note a search.
+
+        While another session has an old snapshot, each search from the head of PostgreSQL's index reads the entries of
+        all jobs that were captured since. So the next ones start where this one ended, for ten times as long as one
+        from the head takes. Jobs that sort before it, of a higher priority for instance, wait until then.
+
+        :param last: the last job that was captured; ``None`` if there were fewer than asked for.
+        :param took: how long it took, in seconds.
+        """
+        if after is None:
+            self._from_head_at = time.monotonic() + min(10 * took, self.config.poll)
+        elif last is None:
+            self._more_jobs = True  # there may be some before the position
+        keys = self.config.queue._jobs.keys
+        self._after = None if last is None else tuple(last[keys[role]] for role in ORDER)
 
     def _startable_soon(self) -> int:
         """Return how many handlers will begin soon, beside those that can begin now, by the time that they take."""
@@ -361,40 +407,45 @@ class WorkerState:
 
     def _receive(self, rows: Sequence[Sequence[Any]], host: str) -> None:
         """Keep captured jobs; return them where the worker has begun again under another host meanwhile."""
-        jobs = [RunningJob(self.config.queue._jobs, row, self.heartbeats.may_be_lost) for row in rows]
+        own, may_be_lost = self.config.queue._jobs, self.heartbeats.may_be_lost
+        jobs = [RunningJob(own, row, may_be_lost) for row in rows]
         with self._lock:
             current = host == self.heartbeats.host
             if current:
-                self.ready.extend(job for job in jobs if job._is_counted)
-                self.waiting.extend(job for job in jobs if not job._is_counted)
+                for job in jobs:
+                    (self.ready if job._is_counted else self.waiting).append(job)
         if not current:
             self._release(jobs)
 
     def _runs_suspect(self) -> bool:
         return any(job._is_suspect for job in (*self.ready, *self.running.values()))
 
-    def _countable(self) -> list[RunningJob]:
-        """Return the waiting jobs whose handlers may begin; the caller holds the lock."""
+    def _countable(self) -> tuple[list[RunningJob], bool]:
+        """Return the waiting jobs whose handlers may begin, and whether that is soon rather than now.
+
+        The caller holds the lock.
+        """
         free = self.config.concurrency - len(self.running) - len(self.ready)
         now = time.monotonic()
         jobs = [job for job in self.waiting if job._locked_until <= now]
         if self.stopping or self._stop.requested or not jobs or self._runs_suspect() or not self.heartbeats.recent():
-            return []
+            return [], False
         if jobs[0]._is_suspect:
             # alone in its process: whatever ran beside it would end with it, and so would an unsent report
-            return [] if self.ready or self.running or self.acks.finished else jobs[:1]
+            return ([] if self.ready or self.running or self.acks.finished else jobs[:1]), False
         harmless = list(takewhile(lambda job: not job._is_suspect, jobs))
-        begin, rest = harmless[: max(free, 0)], harmless[max(free, 0) :]
-        # a crash would cost the others an attempt that did not begin: never their last one
-        return begin + list(takewhile(lambda job: not job._is_last_attempt, rest[: self._startable_soon()]))
+        if free > 0:
+            return harmless[:free], False
+        soon = harmless[: max(0, self._startable_soon() - len(self.ready))]
+        return list(takewhile(lambda job: not job._is_last_attempt, soon)), True
 
     def _count_attempts(self) -> None:
         """Count the attempts of waiting jobs whose handlers are about to begin."""
         with self._lock:
-            jobs = self._countable()
+            jobs, ahead = self._countable()
         if not jobs:
             return
-        counted = self._counted(jobs)
+        counted = self._counted(jobs, ahead)
         with self._lock:
             begun = [job for job in self.waiting if job in counted]
             self.waiting = deque(job for job in self.waiting if job not in counted)
@@ -405,21 +456,22 @@ class WorkerState:
         # and those that were lost meanwhile, since the worker was silent
         self._release([*others, *(job for job in counted if job not in begun)])
 
-    def _counted(self, jobs: list[RunningJob]) -> list[RunningJob]:
+    def _counted(self, jobs: list[RunningJob], ahead: bool) -> list[RunningJob]:
         """Count attempts in the database, and return the jobs of those that are counted.
 
         Jobs of other owners are dropped. Those whose rows are locked, perhaps since they are being requeued, wait.
         """
-        pairs = [job._pair for job in jobs]
-        states: dict[Any, str] = dict.fromkeys(map(_begun, pairs), RUNNING)
-        if self.database.perform(self.config.queue._begin(pairs)) < len(pairs):
-            states = self.database.states([*pairs, *map(_begun, pairs)])
+        bits = BEGUN | COUNTED_AHEAD if ahead else BEGUN
+        pairs = {(job._pair[0], job._pair[1] | bits): job for job in jobs}
+        states: dict[Any, str] = dict.fromkeys(pairs, RUNNING)
+        if self.database.perform(self.config.queue._begin([job._pair for job in jobs], ahead=ahead)) < len(pairs):
+            states = self.database.states([*pairs, *(job._pair for job in jobs)])
         counted = []
-        for job, pair in zip(jobs, pairs, strict=True):
-            if states.get(_begun(pair)) == RUNNING:
-                job._count()
+        for pair, job in pairs.items():
+            if states.get(pair) == RUNNING:
+                job._count(bits)
                 counted.append(job)
-            elif states.get(pair) == RUNNING:
+            elif states.get(job._pair) == RUNNING:
                 job._locked_until = time.monotonic() + LOCKED_INTERVAL
             else:
                 log(logging.WARNING, "A job is not started: it has another owner by now")
@@ -442,13 +494,14 @@ class WorkerState:
         pairs = {tuple(pair) for pair in self.database.perform(queue._running_on(host, queue=self.config.name))}
         with self._lock:
             owned = [*self.waiting, *self.ready, *self.running.values()]
-            known = {job._pair for job in (*owned, *self.acks.finished)}
-        unknown = pairs - known - set(map(_begun, known))
+            known = {_captured(job._pair) for job in (*owned, *self.acks.finished)}
+        unknown = [pair for pair in pairs if _captured(pair) not in known]
         if unknown:
             self.database.perform(skip_locked(queue.release(sorted(unknown))))
             self._more_jobs = True
         if not self.stopping:
-            self._lose([job for job in owned if job._pair not in pairs and _begun(job._pair) not in pairs])
+            captured = set(map(_captured, pairs))
+            self._lose([job for job in owned if _captured(job._pair) not in captured])
         self._compare_at = time.monotonic() + (self.config.heartbeat if self._reply_lost else self._interval)
         if self._reply_lost and self._until_empty:
             self._more_jobs = True  # whether the queue is empty is known after a fetch that was answered
@@ -513,12 +566,12 @@ class WorkerState:
     def _release(self, jobs: Sequence[RunningJob]) -> None:
         """Return jobs to the queue; those whose rows are locked are returned when they have stalled."""
         if jobs:
-            pairs = {job._pair for job in jobs}
-            # whose attempt may be counted, though no reply has said so
-            pairs |= set(map(_begun, pairs))
+            # their attempts may be counted, though no reply has said so
+            bits = (0, BEGUN, BEGUN | COUNTED_AHEAD)
+            pairs = {(job._pair[0], job._pair[1] | each) for job in jobs for each in bits}
             self.database.perform(skip_locked(self.config.queue.release(sorted(pairs))))
 
 
-def _begun(pair: tuple[Any, int]) -> tuple[Any, int]:
-    """Return a job's id and claim once its attempt is counted."""
-    return pair[0], pair[1] | BEGUN
+def _captured(pair: tuple[Any, int]) -> tuple[Any, int]:
+    """Return a job's id and claim as they were before its attempt was counted."""
+    return pair[0], pair[1] & ~(BEGUN | COUNTED_AHEAD)

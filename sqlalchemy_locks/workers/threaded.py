@@ -202,7 +202,9 @@ class Worker(BaseWorker[Handler, Engine]):
         if not state.keep_going():  # checked after clear(), which may have removed the wake-up of a stop
             return False
         state.cycle()
-        while (job := state.take()) is not None:
+        for _ in range(state.slots_to_wake()):
+            if (job := state.take()) is None:
+                break
             jobs.put(job)
         if pause := state.pause():
             self._wake.wait(pause)
@@ -219,8 +221,7 @@ class Worker(BaseWorker[Handler, Engine]):
                     except BaseException as raised:
                         # SystemExit too: if the thread ended, its job would run forever
                         error = raised
-                    state.done(job, error)
-                    job = state.take()
+                    job = state.done(job, error)
                 self._wake.set()
         except BaseException as error:
             # an exception that another thread has sent to this one, outside of a handler: the worker would lack a slot
@@ -276,7 +277,7 @@ def _is_generator_function(handler: Any) -> bool:
 
 def refuse_unfinished(returned: Any, kinds: tuple[type[Any], ...] = UNFINISHED) -> None:
     """:raises TypeError: if a handler has returned what has yet to run, such as a coroutine or a generator."""
-    if is_unfinished(returned, kinds):
+    if returned is not None and is_unfinished(returned, kinds):
         raise TypeError(f"the handler returned {returned!r}, whose code has not run: use an AsyncWorker to await it")
 
 

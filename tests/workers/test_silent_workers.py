@@ -38,6 +38,8 @@ from tests.fixtures.worker_states import (
 
 ROOT = Path(__file__).parents[2]
 STORED: dict[str, Any] = {"heartbeat": 60, "stalled_after": 120}
+#: where a capture counts attempts, too
+POSTGRESQL = ("postgresql15", "postgresql18", "yugabytedb")
 
 
 def silence(engine: Engine, state: Any) -> None:
@@ -84,6 +86,61 @@ def test_the_jobs_of_a_silent_worker_have_another_owner(engine_to: MakeEngine, n
     mine.done(run, None)
     mine.cycle()
     assert counts(engine)["completed"] == 0, "a report of the former owner changes nothing"
+
+@pytest.mark.parametrize("name", KINDS)
+def test_an_attempt_counted_ahead_is_given_back(engine_to: MakeEngine, name: str) -> None:
+    """Handlers are fast, and the worker dies: nobody knows which of them had begun."""
+    engine = engine_to(name)
+    put(engine, *range(4))
+    put(engine, "last", max_attempts=1, priority=1)
+    mine, other = state_of(engine, concurrency=1, **STORED), state_of(engine, concurrency=1, **STORED)
+    mine._handler_time = 1e-6
+    for _ in range(3):
+        mine.cycle()
+    assert len(mine.ready) == 4, "the last attempt of a job is counted when it begins"
+    assert mine.take() is not None
+    compare(mine)
+    assert (len(mine.ready), counts(engine)["running"]) == (3, 5), "the claims are those in the database"
+
+    def attempts() -> dict[str, int]:
+        with engine.connect() as connection:
+            job = build_context(connection.dialect, {}).tables.job
+            rows: Any = connection.execute(select(job.c.payload, job.c.attempts)).all()
+            return {str(payload): number for payload, number in rows}
+
+    assert sorted(attempts().values()) == [0, 1, 1, 1, 1]
+    mine.database.return_connection()
+    silence(engine, mine)
+    sweep(other)
+    # elsewhere the first one is counted by itself, as its slot was free
+    assert sorted(attempts().values()) == [0, 0, 0, 0, 0 if name in POSTGRESQL else 1]
+    assert counts(engine) == {"all": 5, "completed": 0, "dead": 0, "running": 0, "waiting": 5}
+    done: list[Any] = []
+    while len(done) < 5:
+        other.cycle()
+        done += finish_all(other)
+    assert done == [0, 1, 2, 3, "last"]
+    other.close()
+
+
+def test_a_search_continues_where_the_last_one_ended(engine_to: MakeEngine) -> None:
+    """Jobs that sort before that position wait for the next search from the head, and none is lost."""
+    engine = engine_to("postgresql15")
+    put(engine, *range(5))
+    state = state_of(engine, concurrency=2, prefetch=0)
+    state.cycle()
+    state._from_head_at = float("inf")  # as after a slow search
+    assert finish_all(state) == [0, 1]
+    put(engine, "urgent", priority=-1)
+    state.cycle()
+    assert finish_all(state) == [2, 3]
+    state.cycle()
+    assert finish_all(state) == [4]
+    assert state.pause() == 0.0
+    state.cycle()
+    assert finish_all(state) == ["urgent"]
+    state.close()
+    assert counts(engine)["completed"] == 6
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
