@@ -19,7 +19,7 @@ from sqlalchemy_locks.conditional.listing import count_listed
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, translated_schema
-from sqlalchemy_locks.dialects.connections import connected
+from sqlalchemy_locks.core.transaction import connected
 from sqlalchemy_locks.errors import NotInstalled, Unsupported
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import QUEUE

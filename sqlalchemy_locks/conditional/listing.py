@@ -25,15 +25,7 @@ class Listing(OperationImpl):
 
     writes = False
 
-    def __init__(
-        self,
-        mapping: RoleMapping,
-        name: str,
-        *,
-        select: Clauses,
-        where: Clauses,
-        order_by: Clauses,
-    ) -> None:
+    def __init__(self, mapping: RoleMapping, name: str, *, select: Clauses, where: Clauses, order_by: Clauses) -> None:
         super().__init__()
         self.mapping, self.name = mapping, name
         self.select, self.where, self.order_by = select, where, order_by

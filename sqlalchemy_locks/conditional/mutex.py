@@ -13,27 +13,49 @@ from __future__ import annotations
 from functools import cache
 from typing import Any, Literal
 
-from sqlalchemy import Boolean, DateTime, Integer, String, false, literal, or_, select, true
+from sqlalchemy import (
+    Boolean,
+    DateTime,
+    Integer,
+    Result,
+    Select,
+    String,
+    Update,
+    and_,
+    bindparam,
+    false,
+    literal,
+    or_,
+    select,
+    true,
+    tuple_,
+    update,
+)
+from sqlalchemy.engine import IteratorResult
+from sqlalchemy.engine.result import SimpleResultMetaData
+from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import valid_name
-from sqlalchemy_locks.conditional.batch import BatchAcquire
 from sqlalchemy_locks.conditional.listing import Listing, labelled
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import ConditionalAcquire, ConditionalUpdate
-from sqlalchemy_locks.core.operation import Execution, Operation, RowsOperation
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, RowsOperation
 from sqlalchemy_locks.core.roles import (
     ID,
     ID_PARAM,
     NONCE_PARAM,
     OWNER_PARAM,
+    QUEUE_PARAM,
     RoleColumns,
     RoleMapping,
+    param_name,
     role_param,
 )
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, shaped, shaped_rows
 from sqlalchemy_locks.errors import OutcomeUnknown
 from sqlalchemy_locks.sql.clock import NowAfterWait
 
+_LIMIT = bindparam(param_name("limit"), type_=Integer())
 _ROLES = ("queue", "id", "acquired", "owner", "token", "fence", "acquired_at", "retries")
 
 
@@ -267,12 +289,89 @@ def _flag_is_not(column: Any, value: bool) -> Any:
     return or_(column.is_(None), different) if column.nullable and value else different
 
 
+class BatchAcquire(OperationImpl):
+    """Acquire up to a limit of free rows, each as ``single`` acquires one; returns their ids in order.
+
+    They are chosen with SKIP LOCKED in a CTE: a planner may execute an ``IN (SELECT ... LIMIT)`` more than once, and
+    would then acquire more rows than the limit.
+    """
+
+    def __init__(self, name: str, single: ConditionalAcquire) -> None:
+        super().__init__()
+        self.name, self.single, self.mapping = name, single, single.mapping
+        self.needs_installation = single.needs_installation
+
+    def build(self, context: BuildContext) -> Executable | None:
+        if not context.backend.returning:
+            return None
+        columns = self.mapping.columns(context)
+        free = self._where_free(columns).cte("locks_free")
+        chosen = [column == free.c[column.key] for column in columns.table.primary_key]
+        return self._update(columns).where(*chosen).returning(columns["id"])
+
+    def multi_statement_reason(self, context: BuildContext) -> str:
+        return "whose UPDATE can't return the rows it changed"
+
+    def _where_free(self, columns: RoleColumns) -> Select[Any]:
+        conditions = [*self.single.condition(columns), *self.mapping.class_condition()]
+        if "queue" in columns:
+            conditions.append(columns["queue"] == role_param(columns["queue"], "queue"))
+        # ordered by the primary key without the queue, which is given: to sort them, InnoDB would lock all rows
+        order = [key for key in columns.table.primary_key if "queue" not in columns or key is not columns["queue"]]
+        free = select(*columns.table.primary_key).where(and_(*conditions)).order_by(*order).limit(_LIMIT)
+        return free.with_for_update(skip_locked=True, key_share=True)
+
+    def _update(self, columns: RoleColumns) -> Update:
+        return update(columns.table).values(self.single.all_changes(columns))
+
+    def route(self) -> dict[str, Any]:
+        return self.mapping.route()
+
+    def check_connection(self, execution: Execution) -> None:
+        if self.statement(execution.context) is None and execution.backend.autocommit(execution.connection):
+            raise execution.refused_autocommit()
+
+    def run(self, execution: Execution) -> Result[Any]:
+        columns = self.mapping.columns(execution.context)
+        values = {**execution.values, **self.single.call_values(execution)}
+        if not execution.backend.transaction_begun(execution.connection):
+            execution.take_write_lock(columns.table)
+        statement = self.statement(execution.context)
+        if statement is not None:
+            ids = [row[0] for row in execution.execute(statement, values)]
+        else:
+            ids = self._select_then_update(execution, columns, values)
+        target = self.mapping.target
+        if target is not None and execution.session is not None:
+            queue = {columns["queue"]: execution.values[QUEUE_PARAM]} if "queue" in columns else {}
+            for id in ids:
+                target.refresh(execution.session, self.single.changes(columns), {columns["id"]: id, **queue})
+        rows = iter([(id,) for id in _sorted(ids)])  # RETURNING has no order
+        return IteratorResult(SimpleResultMetaData(["id"]), rows)
+
+    def _select_then_update(self, execution: Execution, columns: RoleColumns, values: dict[str, Any]) -> list[Any]:
+        key = list(columns.table.primary_key)
+        rows = execution.execute(self._where_free(columns).add_columns(columns["id"].label("_id")), values).all()
+        if rows:
+            # the SELECT has locked the rows, so their primary keys are condition enough
+            locked = tuple_(*key).in_([tuple(row)[: len(key)] for row in rows])
+            execution.execute(self._update(columns).where(locked), values)
+        return [row[-1] for row in rows]
+
+
+def _sorted(ids: list[Any]) -> list[Any]:
+    try:
+        return sorted(ids)
+    except TypeError:  # members of an Enum have no order
+        return sorted(ids, key=str)
+
+
 class _MutexImpls:
     """The operations on the mutexes of one table, built once; by ``nowait``, or by whether retries are given."""
 
     def __init__(self, mapping: RoleMapping) -> None:
-        self.acquire = _acquire_impls(mapping, "mutex.acquire", returns_token=False)
-        self.acquire_token = _acquire_impls(mapping, "mutex.acquire_token", returns_token=True)
+        self.acquire = _MutexAcquire.variants(mapping, "mutex.acquire", returns_token=False)
+        self.acquire_token = _MutexAcquire.variants(mapping, "mutex.acquire_token", returns_token=True)
         self.release = _MutexRelease(mapping, None)
         self.release_of_owner = _MutexRelease(mapping, "owner")
         self.release_of_nonce = _MutexRelease(mapping, "token")
@@ -289,12 +388,6 @@ class _MutexImpls:
             where=lambda columns: [_flag_is_not(columns["acquired"], False)],
             order_by=lambda columns: [columns[role] for role in ("acquired_at", "queue", "id") if role in columns],
         )
-
-
-def _acquire_impls(mapping: RoleMapping, name: str, *, returns_token: bool) -> dict[bool, _MutexAcquire]:
-    waiting = _MutexAcquire(mapping, name, returns_token=returns_token)
-    nowait = _MutexAcquire(mapping, name, returns_token=returns_token, waiting=waiting)
-    return {False: waiting, True: nowait}
 
 
 def _initial(columns: RoleColumns) -> dict[str, Any]:

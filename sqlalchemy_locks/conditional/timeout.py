@@ -17,20 +17,7 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import (
-    BigInteger,
-    Integer,
-    SmallInteger,
-    Update,
-    and_,
-    bindparam,
-    case,
-    cast,
-    null,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import BigInteger, Integer, SmallInteger, Update, and_, bindparam, case, cast, null, or_, select, update
 
 from sqlalchemy_locks import _timezones as zones
 from sqlalchemy_locks._validation import period_seconds, seconds_since_1970
@@ -203,10 +190,7 @@ class Timeout:
         return Operation(self._impls.set_retries, self._mapping.identity(id, queue) | number)
 
     def _values(self, id: Any, queue: Any) -> dict[str, Any]:
-        return self._mapping.identity(id, queue) | self._override()
-
-    def _override(self) -> dict[str, Any]:
-        return {} if self._every is None else {_EVERY.key: self._every}
+        return self._mapping.identity(id, queue) | ({} if self._every is None else {_EVERY.key: self._every})
 
 
 class _Variant(NamedTuple):
@@ -292,8 +276,8 @@ class _TimeoutImpls:
     """The operations on the timeouts of one table, built once; by ``nowait``, or by whether an argument is given."""
 
     def __init__(self, mapping: RoleMapping, variant: _Variant) -> None:
-        self.acquire = _acquire_impls(mapping, "timeout.acquire", variant, returns_token=False)
-        self.acquire_token = _acquire_impls(mapping, "timeout.acquire_token", variant, returns_token=True)
+        self.acquire = _TimeoutAcquire.variants(mapping, "timeout.acquire", variant, returns_token=False)
+        self.acquire_token = _TimeoutAcquire.variants(mapping, "timeout.acquire_token", variant, returns_token=True)
         self.create = {
             retries: row_admin.CreateRows(mapping, "timeout.create", _initial, retries=retries)
             for retries in (False, True)
@@ -309,14 +293,6 @@ class _TimeoutImpls:
             )
             for one_queue in (False, True)
         }
-
-
-def _acquire_impls(
-    mapping: RoleMapping, name: str, variant: _Variant, *, returns_token: bool
-) -> dict[bool, _TimeoutAcquire]:
-    waiting = _TimeoutAcquire(mapping, name, variant, returns_token=returns_token)
-    nowait = _TimeoutAcquire(mapping, name, variant, returns_token=returns_token, waiting=waiting)
-    return {False: waiting, True: nowait}
 
 
 def _in_queue(columns: RoleColumns) -> list[Any]:

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from sqlalchemy import Select, Update, and_, func, or_, select, update
+from sqlalchemy.engine import CursorResult
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
@@ -29,6 +30,10 @@ from sqlalchemy_locks.core.roles import (
 )
 from sqlalchemy_locks.errors import LockTimeout, OutcomeUnknown, UnknownTask
 from sqlalchemy_locks.sql.elements import ReadCommitted
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+    from typing_extensions import Self
 
 
 class ConditionalUpdate(OperationImpl):
@@ -73,31 +78,24 @@ class ConditionalUpdate(OperationImpl):
         if not answer:
             # where a waiting UPDATE misses a row that was deleted and inserted again, the answer is a refusal
             return self.refusal(execution, self.probe(execution))
-        self._refresh(execution)
+        if execution.session is not None:
+            self._refresh(execution, execution.session)
         return answer
 
     def update(self, execution: Execution) -> Any:
         """Execute the UPDATE and return its answer, falsy if no row was changed."""
-        return self.send(execution, self.update_statement(execution.context))
-
-    def send(self, execution: Execution, statement: Executable) -> Any:
-        """Execute ``statement``, which waits for a locked row no longer than the execution allows."""
         with execution.waiting():
-            return self.answer(execution, statement)
+            return execution.execute(self.update_statement(execution.context)).rowcount > 0
 
-    def answer(self, execution: Execution, statement: Executable) -> Any:
-        """Execute ``statement`` and return the answer, falsy if no row was changed."""
-        return execution.execute(statement).rowcount > 0
-
-    def _refresh(self, execution: Execution) -> None:
+    def _refresh(self, execution: Execution, session: Session) -> None:
         """Show the row's new values in the session's loaded objects."""
         target = self.mapping.target
-        if target is not None and execution.session is not None:
+        if target is not None:
             columns = self.mapping.columns(execution.context)
             identity = {
                 columns[role]: execution.values[param_name(role)] for role in ("queue", "id") if role in columns
             }
-            target.refresh(execution.session, self.changes(columns), identity)
+            target.refresh(session, self.changes(columns), identity)
 
     def probe(self, execution: Execution) -> Any:
         """Read the row that was not changed: its flag, its fence, and whether it carries the call's nonce.
@@ -163,6 +161,12 @@ class ConditionalAcquire(ConditionalUpdate):
         self.impatient = waiting is not None
         self.refused = None if returns_token else False
         self._stores_nonce = mapping.has("token")
+
+    @classmethod
+    def variants(cls, *args: Any, returns_token: bool) -> dict[bool, Self]:
+        """Return the acquisition, by whether it doesn't wait for a locked row."""
+        waiting = cls(*args, returns_token=returns_token)
+        return {False: waiting, True: cls(*args, returns_token=returns_token, waiting=waiting)}
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return self._stores_nonce
@@ -231,32 +235,33 @@ class ConditionalAcquire(ConditionalUpdate):
         return {NONCE_PARAM: self.mapping.nonce_type(execution.nonce)} if self._stores_nonce else {}
 
     def update(self, execution: Execution) -> Any:
-        if self.waiting is None:
-            return self.send(execution, self.update_statement(execution.context))
-        if execution.is_retry:
-            # an earlier try, whose answer was lost, may be about to commit: wait for it to end
-            return self.send(execution, self.waiting.update_statement(execution.context))
-        return self._update_unless_locked(execution, self.waiting)
+        execution.values = {**execution.values, **self.call_values(execution)}
+        # an earlier try, whose answer was lost, may be about to commit: wait for it to end
+        if self.waiting is not None and not execution.is_retry:
+            return self._update_unless_locked(execution, self.waiting)
+        with execution.waiting():
+            result = execution.execute((self.waiting or self).update_statement(execution.context))
+        return self._answer(execution, result)
 
     def _update_unless_locked(self, execution: Execution, waiting: ConditionalAcquire) -> Any:
         backend = execution.backend
         if backend.writable_ctes:
-            return self.answer(execution, self.update_statement(execution.context))
+            return self._answer(execution, execution.execute(self.update_statement(execution.context)))
         if not backend.single_writer:
             execution.require_transaction()  # the row's lock would end before the UPDATE
             row = execution.execute(self._skip_locked(self.mapping.columns(execution.context))).first()
-            return row is not None and self.answer(execution, waiting.update_statement(execution.context))
+            if row is None:
+                return False
+            return self._answer(execution, execution.execute(waiting.update_statement(execution.context)))
         try:
             with backend.bounded(execution.connection, 0):
-                return self.answer(execution, waiting.update_statement(execution.context))
+                return self._answer(execution, execution.execute(waiting.update_statement(execution.context)))
         except LockTimeout:
             return False
 
-    def answer(self, execution: Execution, statement: Executable) -> Any:
-        execution.values = {**execution.values, **self.call_values(execution)}
+    def _answer(self, execution: Execution, result: CursorResult[Any]) -> Any:
         if not self.returns_token:
-            return super().answer(execution, statement)
-        result = execution.execute(statement)
+            return result.rowcount > 0
         if execution.backend.returning:
             return result.scalar()
         return result.lastrowid if result.rowcount else None

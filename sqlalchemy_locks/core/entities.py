@@ -10,24 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Index,
-    Integer,
-    Table,
-    UniqueConstraint,
-    Update,
-    inspect,
-    literal_column,
-    update,
-)
+import sqlalchemy as sa
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Mapper, Session
 
 
-def entity_of(statement: Update) -> Any:
+def entity_of(statement: sa.Update) -> Any:
     """Return the mapped class that an UPDATE is of, or its table without one."""
     try:
         return statement.entity_description.get("entity", statement.table)
@@ -48,17 +37,17 @@ class MappedTable:
     def __init__(self, entity: Any, pattern: str, *, joins: bool = False) -> None:
         self.entity = entity
         self.pattern = pattern
-        inspected: Any = inspect(entity, raiseerr=False)
+        inspected: Any = sa.inspect(entity, raiseerr=False)
         self.mapper: Mapper[Any] | None = inspected if getattr(inspected, "is_mapper", False) else None
-        if self.mapper is None and not isinstance(entity, Table):
+        if self.mapper is None and not isinstance(entity, sa.Table):
             raise TypeError(f"{pattern} takes a mapped class or a Table, not {entity!r}")
         table: Any = entity if self.mapper is None else self.mapper.local_table
-        if not isinstance(table, Table):
+        if not isinstance(table, sa.Table):
             raise TypeError(
                 f"{pattern} takes a class that is mapped to a table, and {self.name} is mapped to {table!r}"
             )
         self.table = table
-        self.primary_key: tuple[Column[Any], ...] = tuple(table.primary_key)
+        self.primary_key: tuple[sa.Column[Any], ...] = tuple(table.primary_key)
         if not self.primary_key:
             raise ValueError(f"{pattern} needs a primary key, and {self.name} has none")
         if self.mapper is not None and self.mapper.polymorphic_on is not None and not joins:
@@ -75,7 +64,7 @@ class MappedTable:
         """The class or table as errors name it."""
         return str(getattr(self.entity, "__name__", self.entity))
 
-    def column(self, attribute: Any, role: str) -> Column[Any]:
+    def column(self, attribute: Any, role: str) -> sa.Column[Any]:
         """Return the table's column, given as an attribute of the class, a ``Column`` or a name.
 
         :raises TypeError: unless it is a column.
@@ -85,10 +74,10 @@ class MappedTable:
             attribute = self._named(attribute)
         clause: Any = getattr(attribute, "expression", attribute)
         base: Any = getattr(clause, "base_columns", ())
-        own: list[Column[Any]] = [column for column in self.table.columns if column in base]
+        own: list[sa.Column[Any]] = [column for column in self.table.columns if column in base]
         if own:
             return own[0]
-        if isinstance(clause, ColumnElement):
+        if isinstance(clause, sa.ColumnElement):
             raise ValueError(
                 f"{self.pattern}: {role}={attribute} is not a column of {self.table}, the table of {self.name}; "
                 "columns of another table, a joined parent's included, can't be changed in the same statement"
@@ -104,7 +93,7 @@ class MappedTable:
                 return column
         raise ValueError(f"{self.pattern}: {self.name} has no column {name!r}")
 
-    def is_unique(self, columns: Iterable[Column[Any]]) -> bool:
+    def is_unique(self, columns: Iterable[sa.Column[Any]]) -> bool:
         """Return whether the model declares that no two rows share these columns' values."""
         wanted = {column.name for column in columns}
         return any(key <= wanted for key in self.unique_keys())
@@ -114,13 +103,13 @@ class MappedTable:
         declared: list[set[str]] = [{column.name for column in self.primary_key}]
         declared += [{column.name} for column in self.table.columns if column.unique]
         for constraint in (*self.table.constraints, *self.table.indexes):
-            if isinstance(constraint, UniqueConstraint) or (
-                isinstance(constraint, Index) and constraint.unique and not partial(constraint)
+            if isinstance(constraint, sa.UniqueConstraint) or (
+                isinstance(constraint, sa.Index) and constraint.unique and not partial(constraint)
             ):
                 declared.append({column.name for column in constraint.columns})
         return declared
 
-    def class_condition(self) -> list[ColumnElement[bool]]:
+    def class_condition(self) -> list[sa.ColumnElement[bool]]:
         """Return the condition that excludes rows of sibling classes in the same table."""
         mapper = self.mapper
         if mapper is None or not mapper.single or mapper.polymorphic_on is None:
@@ -129,7 +118,7 @@ class MappedTable:
 
     def version_bump(self) -> dict[Any, Any]:
         """Return what an UPDATE adds, so that a later flush of older values fails instead of undoing it."""
-        return {} if self._version is None else {self._version: self._version + literal_column("1")}
+        return {} if self._version is None else {self._version: self._version + sa.literal_column("1")}
 
     def insert_defaults(self) -> dict[Any, Any]:
         """Return what an INSERT adds, so that the row belongs to this class."""
@@ -138,13 +127,13 @@ class MappedTable:
             defaults[self.mapper.polymorphic_on] = self.mapper.polymorphic_identity
         return defaults
 
-    def _version_column(self) -> Column[Any] | None:
+    def _version_column(self) -> sa.Column[Any] | None:
         if self.mapper is None or self.mapper.version_id_col is None or not self.mapper.version_id_generator:
             return None  # none, or one that the server increments
         column: Any = self.mapper.version_id_col
         next_version: Any = self.mapper.version_id_generator
         increments = (next_version(None), next_version(41)) == (1, 42)
-        if isinstance(column.type, Integer) and column.table is self.table and increments:
+        if isinstance(column.type, sa.Integer) and column.table is self.table and increments:
             return column  # type: ignore[no-any-return]
         raise ValueError(
             f"{self.pattern}: the version of {self.name} is counted by Python code, or in another table, where a "
@@ -153,11 +142,11 @@ class MappedTable:
 
     def route(self) -> dict[str, Any]:
         """Return the arguments for ``Session.get_bind``: an UPDATE of this table."""
-        clause = update(self.table)
+        clause = sa.update(self.table)
         return {"clause": clause} if self.mapper is None else {"mapper": self.mapper, "clause": clause}
 
     def refresh(
-        self, session: Session | None, columns: Iterable[Column[Any]], identity: Mapping[Column[Any], Any]
+        self, session: Session | None, columns: Iterable[sa.Column[Any]], identity: Mapping[sa.Column[Any], Any]
     ) -> None:
         """Reload the changed columns of loaded objects whose row was changed; without such objects, no query is sent.
 
@@ -172,7 +161,7 @@ class MappedTable:
         keys = {key: value for column, value in identity.items() if (key := self.key_of(column)) is not None}
         changed = self._changed(columns)
         for loaded in list(session.identity_map.values()):
-            state: Any = inspect(loaded)
+            state: Any = sa.inspect(loaded)
             if not state.mapper.isa(self.mapper):
                 continue
             if all(key not in state.dict or _may_equal(state.dict[key], value) for key, value in keys.items()):
@@ -180,7 +169,7 @@ class MappedTable:
                     session.refresh(loaded, sorted(self._stale(state, changed)))
                 mark_altered(session, [loaded])
 
-    def expire(self, session: Session | None, columns: Iterable[Column[Any]], ids: Iterable[Any]) -> None:
+    def expire(self, session: Session | None, columns: Iterable[sa.Column[Any]], ids: Iterable[Any]) -> None:
         """Expire the changed columns of loaded objects, which load them at the next access, as after the ORM's UPDATE.
 
         :param columns: the changed columns.
@@ -192,11 +181,11 @@ class MappedTable:
         for id in ids:
             loaded = session.identity_map.get(self.mapper.identity_key_from_primary_key((id,)))
             if loaded is not None:
-                state: Any = inspect(loaded)
+                state: Any = sa.inspect(loaded)
                 session.expire(loaded, sorted(self._stale(state, changed) & state.unmodified))
                 mark_altered(session, [loaded])
 
-    def _changed(self, columns: Iterable[Column[Any]]) -> set[str]:
+    def _changed(self, columns: Iterable[sa.Column[Any]]) -> set[str]:
         """Return the attributes of the columns that an UPDATE sets, and of those that change with every UPDATE."""
         onupdate = [column for column in self.table.columns if column.onupdate or column.server_onupdate]
         every = (*columns, *self.version_bump(), *onupdate)
@@ -210,7 +199,7 @@ class MappedTable:
             return {key for key in changed if key != self.key_of(self._version)}
         return changed | {attribute.key for attribute in state.mapper.column_attrs if attribute.key in state.dict}
 
-    def key_of(self, column: Column[Any]) -> str | None:
+    def key_of(self, column: sa.Column[Any]) -> str | None:
         """Return the name of the attribute that maps a column, if any."""
         assert self.mapper is not None
         if column not in self.mapper.columns.values():
@@ -237,6 +226,6 @@ def _may_equal(left: Any, right: Any) -> bool:
     return bool(left == right)
 
 
-def partial(index: Index) -> bool:
+def partial(index: sa.Index) -> bool:
     """Return whether an index covers only some of the rows."""
     return any(options.get("where") is not None for options in index.dialect_options.values())

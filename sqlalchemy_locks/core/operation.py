@@ -25,8 +25,10 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
+from weakref import WeakKeyDictionary
 
 import sqlalchemy
 from sqlalchemy import Engine, Table, delete, false, update
@@ -39,8 +41,7 @@ from sqlalchemy.sql.selectable import TypedReturnsRows
 from sqlalchemy.util import immutabledict
 
 from sqlalchemy_locks._validation import seconds
-from sqlalchemy_locks.core.engine_state import backend_of, behind_pooler, engine_state
-from sqlalchemy_locks.dialects import Backend
+from sqlalchemy_locks.dialects import Backend, Server, backend_for
 from sqlalchemy_locks.errors import NotInstalled, Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
@@ -51,6 +52,50 @@ R = TypeVar("R", bound=Any)
 T = TypeVar("T")
 
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
+
+
+@dataclass(frozen=True)
+class EngineState:
+    """What the first connection of an engine has told about its server, asked once.
+
+    It is kept by the engine's dialect, which copies of the engine with other execution options share. What may change
+    while the app runs, such as whether the server accepts writes, is never kept.
+    """
+
+    #: a URL of PostgreSQL may lead to YugabyteDB, one of MySQL to MariaDB
+    backend: Backend
+    server: Server
+
+
+_states: WeakKeyDictionary[Dialect, EngineState] = WeakKeyDictionary()
+
+
+def engine_state(connection: Connection) -> EngineState:
+    """Return the state of a connection's engine; the first call asks the server.
+
+    :raises Unsupported: for an engine or a server on which locks don't keep their promises.
+    """
+    state = _states.get(connection.dialect)
+    if state is None:
+        begun = connection.in_transaction()
+        server = backend_for(connection.dialect).ask_server(connection)
+        if not begun:
+            connection.rollback()  # the level of a transaction can be set before its first statement only
+        state = EngineState(backend_for(connection.dialect, server), server)
+        _states[connection.dialect] = state
+    return state
+
+
+def behind_pooler(connection: Connection) -> bool:
+    """Return whether a pooler such as PgBouncer may give each transaction another session of the server."""
+    session_pooling = connection.get_execution_options().get("locks_session_pooling")
+    return engine_state(connection).server.pooled and not session_pooling
+
+
+def backend_of(dialect: Dialect) -> Backend:
+    """Return the backend of an engine, as far as it is known without a connection."""
+    state = _states.get(dialect)
+    return backend_for(dialect) if state is None else state.backend
 
 
 class BuildContext(NamedTuple):
@@ -146,9 +191,9 @@ class OperationImpl:
             COMMIT, when the effect ends with the transaction.
         """
         if self.held_by == "transaction":
+            self.refuse_two_phase(execution)
             if execution.backend.autocommit(execution.connection):
                 raise execution.refused_autocommit()
-            self.refuse_two_phase(execution)
 
     def refuse_two_phase(self, execution: Execution) -> None:
         """:raises Unsupported: in a two-phase transaction of an engine that may release locks before its COMMIT."""
@@ -351,6 +396,7 @@ class Execution:
     """One execution of one operation: what its implementation may ask and do.
 
     :param options: the execution options of this call, besides those of the operation.
+    :param wait: the longest wait for a lock, in seconds; by default what the option ``locks_wait`` says.
     """
 
     def __init__(
@@ -360,6 +406,8 @@ class Execution:
         options: Mapping[str, Any],
         session: Session | None = None,
         bind_arguments: dict[str, Any] | None = None,
+        *,
+        wait: float | None = None,
     ) -> None:
         self.connection, self.operation = connection, operation
         #: the values of this call, by the names of the statement's parameters
@@ -367,13 +415,16 @@ class Execution:
         self.session, self.bind_arguments = session, {} if bind_arguments is None else bind_arguments
         options = operation._execution_options.merge_with(options)
         every: Mapping[str, Any] = connection.get_execution_options()
+        #: the level at which transactions of the connection begin, as far as SQLAlchemy knows without asking the server
+        self.level: str | None = every.get("isolation_level", connection.default_isolation_level)
         if options:
             every = {**every, **options}
         # a server-side cursor would run the statement when its rows are fetched, and lock only then
         if "stream_results" in every or "yield_per" in every:
             options = {**options, "stream_results": False, "yield_per": None}
         self.options = options
-        self._nonce: str | None = every.get("locks_nonce")
+        #: the token of this call, unique: a row that holds it is recognized after a lost reply
+        self.nonce: str = every.get("locks_nonce") or (fresh_nonce() if operation._impl.uses_nonce else "")
         state = engine_state(connection)
         self.backend, self.server = state.backend, state.server
         self.context = BuildContext(self.backend, every.get("locks_prefix", DEFAULT_PREFIX))
@@ -385,32 +436,27 @@ class Execution:
         self.is_retry = bool(every.get("locks_again"))
         #: the driver is in autocommit for this one statement: there is no transaction
         self.in_autocommit = False
+        #: a statement has been sent
+        self.sent = False
         #: the first statement of a transaction may have to wait for its turn to write
         self.first_writes: bool = operation._impl.writes and self.backend.single_writer
-        wait = every.get("locks_wait")
+        if wait is None and (option := every.get("locks_wait")) is not None:
+            wait = seconds(option, "locks_wait")
         #: the longest wait for a lock, in seconds; ``None``: as long as the server allows
-        self.wait = None if wait is None else seconds(wait, "locks_wait")
+        self.wait = wait
 
-    def perform(self) -> Any:
-        """Do what the operation says; return a ``Result``, or the value that becomes the one row of one."""
+    def perform(self, *, unpack: bool = False) -> Any:
+        """Do what the operation says; return a ``Result``, or the value that becomes the one row of one.
+
+        :param unpack: return the one value, or the list of the rows, without a ``Result`` around it.
+        """
         connection, impl = self.connection, self.operation._impl
         if self.first_writes:
             with translated(self.backend):
                 self.backend.prepare(connection, self.wait)
         impl.check_connection(self)
-        return impl.run(self)
-
-    def value(self) -> Any:
-        """Do what the operation says; return its one value, or the list of its rows, without a ``Result`` around it."""
-        outcome = self.perform()
-        return self.operation._unpack(outcome) if isinstance(outcome, Result) else outcome
-
-    @property
-    def nonce(self) -> str:
-        """The token of this call, unique: a row that holds it is recognized after a lost reply."""
-        if self._nonce is None:
-            self._nonce = fresh_nonce()
-        return self._nonce
+        outcome = impl.run(self)
+        return self.operation._unpack(outcome) if unpack and isinstance(outcome, Result) else outcome
 
     @property
     def loader_options(self) -> Any:
@@ -426,6 +472,7 @@ class Execution:
         """
         connection, options = self.connection, self.options
         parameters = self.values if values is None else values
+        self.sent = True
         try:
             if self.first_writes:
                 send = partial(connection.execute, statement, parameters, execution_options=options)

@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from sqlalchemy import (
-    Column,
-    ColumnElement,
-    Integer,
-    String,
-    Table,
-    Update,
-    Uuid,
-    bindparam,
-    func,
-    literal_column,
-    or_,
-    update,
-)
+import sqlalchemy as sa
 
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.core.entities import MappedTable
@@ -29,9 +15,9 @@ from sqlalchemy_locks.core.operation import BuildContext
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, Tables, tables
 
 DEFAULT_QUEUE = "default"
-ONE: Any = literal_column("1")
+ONE: Any = sa.literal_column("1")
 #: the result shape of operations that return ids, whatever type their column has
-ID: ColumnElement[Any] = literal_column("id")
+ID: sa.ColumnElement[Any] = sa.literal_column("id")
 #: the columns of the shipped tables whose name differs from their role
 _SHIPPED_NAMES = {"queue": "queue_id", "retries": "retries_left"}
 
@@ -45,21 +31,20 @@ def param_name(role: str) -> str:
 ID_PARAM, QUEUE_PARAM, OWNER_PARAM, NONCE_PARAM = map(param_name, ("id", "queue", "owner", "nonce"))
 
 
-@dataclass(frozen=True, eq=False)
 class RoleColumns:
-    """A table, and which of its columns plays which role."""
+    """A table, and which of its columns plays which role; a column is also an attribute of that name."""
 
-    table: Table
-    roles: Mapping[str, Column[Any]]
+    def __init__(self, table: sa.Table, roles: Mapping[str, sa.Column[Any]]) -> None:
+        self.table, self.roles = table, roles
+        for role, column in roles.items():
+            setattr(self, role, column)
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, role: str) -> Any: ...
 
     def __getitem__(self, role: str) -> Any:
         return self.roles[role]
-
-    def __getattr__(self, role: str) -> Any:
-        try:
-            return self.roles[role]
-        except KeyError:
-            raise AttributeError(role) from None
 
     def __contains__(self, role: object) -> bool:
         return role in self.roles
@@ -77,7 +62,7 @@ class RoleMapping:
     def __init__(
         self,
         pattern: str,
-        shipped: Callable[[Tables], Table],
+        shipped: Callable[[Tables], sa.Table],
         roles: Iterable[str],
         entity: Any = None,
         columns: Mapping[str, Any] | None = None,
@@ -102,7 +87,7 @@ class RoleMapping:
         self._check_columns()
         token: Any = self._mapped["token"].type if self._mapped is not None and "token" in self._mapped else None
         #: converts a nonce to what its column takes
-        self.nonce_type: Callable[[str], Any] = UUID if isinstance(token, Uuid) and token.as_uuid else str
+        self.nonce_type: Callable[[str], Any] = UUID if isinstance(token, sa.Uuid) and token.as_uuid else str
 
     def columns(self, context: BuildContext) -> RoleColumns:
         """Return the columns, those of shipped tables as they are named there."""
@@ -139,11 +124,11 @@ class RoleMapping:
             raise ValueError(
                 f"{self.pattern}: one column can't play two roles: {', '.join(map(str, self._mapped.roles))}"
             )
-        self.require_type("fence", (Integer,), "a token")
-        self.require_type("retries", (Integer,), "a number")
-        self.require_type("token", (String, Uuid), "a nonce")
+        self.require_type("fence", (sa.Integer,), "a token")
+        self.require_type("retries", (sa.Integer,), "a number")
+        self.require_type("token", (sa.String, sa.Uuid), "a nonce")
         type_: Any = self._mapped["token"].type if "token" in self._mapped else None
-        if isinstance(type_, String) and type_.length is not None and type_.length < 32:
+        if isinstance(type_, sa.String) and type_.length is not None and type_.length < 32:
             raise TypeError(
                 f"{self.pattern}: token={self._mapped['token']} must have room for the 32 characters of a nonce"
             )
@@ -152,7 +137,7 @@ class RoleMapping:
         """Return what an UPDATE of a mapped class adds; see ``MappedTable.version_bump``."""
         return {} if self.target is None else self.target.version_bump()
 
-    def class_condition(self) -> list[ColumnElement[bool]]:
+    def class_condition(self) -> list[sa.ColumnElement[bool]]:
         """Return the condition on rows of a mapped class; see ``MappedTable.class_condition``."""
         return [] if self.target is None else self.target.class_condition()
 
@@ -168,24 +153,24 @@ class RoleMapping:
 
         :raises TypeError: :raises ValueError: for an id or queue that the columns can't store.
         """
+        in_queue = self.queue(queue)
         if self._mapped is None:
             value = valid_name(id, "an id")
         elif id is None:
             raise TypeError(f"{self.pattern}: an id can't be {id!r}")
         else:
             value = self._typed(self._mapped["id"], id, "an id")
-        return {ID_PARAM: value} | self.queue(queue)
+        return {ID_PARAM: value, **in_queue}
 
     def with_owner(self, values: dict[str, Any], owner: Any) -> dict[str, Any]:
         """Add the owner to store to the values of a call, if there is a column for it.
 
         :raises ValueError: for an owner without a column.
         """
-        if owner is not None:
+        if "owner" in self._present:
+            values[OWNER_PARAM] = None if owner is None else valid_name(owner, "an owner")
+        elif owner is not None:
             self.require("owner", "owner")
-            values[OWNER_PARAM] = valid_name(owner, "an owner")
-        elif "owner" in self._present:
-            values[OWNER_PARAM] = None
         return values
 
     def _typed(self, column: Any, value: Any, what: str) -> Any:
@@ -218,23 +203,23 @@ class RoleMapping:
 
 
 @cache
-def _update_of(table: Table) -> Update:
-    return update(table)
+def _update_of(table: sa.Table) -> sa.Update:
+    return sa.update(table)
 
 
 @cache
-def _shipped_columns(table: Table, roles: tuple[str, ...]) -> RoleColumns:
+def _shipped_columns(table: sa.Table, roles: tuple[str, ...]) -> RoleColumns:
     return RoleColumns(table, {role: table.c[_SHIPPED_NAMES.get(role, role)] for role in roles})
 
 
-def role_param(column: Column[Any], role: str) -> Any:
+def role_param(column: sa.Column[Any], role: str) -> Any:
     """Return a bound value with the type of its column."""
-    return bindparam(param_name(role), type_=column.type)
+    return sa.bindparam(param_name(role), type_=column.type)
 
 
-def incremented(column: Column[Any]) -> Any:
+def incremented(column: sa.Column[Any]) -> Any:
     """Return the column plus one, counting ``NULL`` as 0: for fences."""
-    number: Any = func.coalesce(column, literal_column("0")) if column.nullable else column
+    number: Any = sa.func.coalesce(column, sa.literal_column("0")) if column.nullable else column
     return number + ONE
 
 
@@ -242,4 +227,4 @@ def retries_left(columns: RoleColumns) -> list[Any]:
     """Return the condition that a retry is left; ``NULL`` is unlimited, and so is a table without the column."""
     if "retries" not in columns:
         return []
-    return [or_(columns["retries"].is_(None), columns["retries"] > literal_column("0"))]
+    return [sa.or_(columns["retries"].is_(None), columns["retries"] > sa.literal_column("0"))]

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
+import os
+import socket
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
-from sqlalchemy import Column, Insert, Table
+from sqlalchemy import Column, Engine, Insert, Table
 from sqlalchemy.engine import Connection, RootTransaction
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 
 from sqlalchemy_locks.errors import LockError, NotWritable
 
@@ -145,12 +147,12 @@ class Backend:
         return True
 
     def committing(self, connection: Connection, wait: float | None) -> contextlib.AbstractContextManager[None]:
-        """Limit the wait of the COMMIT inside, where COMMIT can wait for other transactions.
+        """Limit the wait of the COMMIT inside, which can wait for readers; called only with ``single_writer``.
 
         :param wait: in seconds; the app's own limit without it.
         :raises LockTimeout: when the time was up; nothing is committed, and the transaction is still open.
         """
-        return contextlib.nullcontext()
+        raise NotImplementedError
 
     def autocommit(self, connection: Connection) -> bool:
         """Return whether the driver is in autocommit, where a lock ends with its statement."""
@@ -192,15 +194,17 @@ class Backend:
         """
         raise NotImplementedError
 
-    def allows_autocommit(self, connection: Connection, server: Server) -> bool:
+    def allows_autocommit(self, connection: Connection, server: Server, level: str | None) -> bool:
         """Return whether one statement may be executed by :meth:`autocommitted` on this connection.
 
         Not where the app does something at BEGIN, nor where statements in autocommit have another isolation level.
+
+        :param level: at which its transactions begin, as far as SQLAlchemy knows.
         """
         return False
 
-    def autocommitted(self, connection: Connection) -> contextlib.AbstractContextManager[None]:
-        """Execute the statement inside without BEGIN and COMMIT."""
+    def autocommitted(self, connection: Connection, run: Callable[[], T]) -> T:
+        """Return the value of ``run()``, which executes one statement, without BEGIN and COMMIT."""
         raise NotImplementedError
 
     def set_marker(self, connection: Connection) -> None:
@@ -257,6 +261,32 @@ def not_writable(engine: str) -> NotWritable:
     )
 
 
-def milliseconds(seconds: float) -> int:
-    """Return a longest wait in the unit of PostgreSQL's ``lock_timeout``, where 0 would be no limit."""
-    return max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))
+def set_level(connection: Connection, level: Any) -> None:
+    """Set the isolation level of a connection until it returns to its pool, before its transaction begins.
+
+    :raises DBAPIError: with ``connection_invalidated`` when it is dead: nothing was sent.
+    """
+    try:
+        connection.execution_options(isolation_level=level)
+    except connection.dialect.loaded_dbapi.Error as error:
+        connection.invalidate(error)
+        raise OperationalError(None, None, error, connection_invalidated=True) from error
+
+
+def checkout_errors(engine: Engine) -> tuple[type[BaseException], ...]:
+    """Return the errors that a driver raises at a checkout and that SQLAlchemy doesn't translate."""
+    asyncpg: Any = sys.modules.get("asyncpg")
+    errors: tuple[type[BaseException], ...] = engine.dialect.loaded_dbapi.Error, ConnectionError
+    return errors if asyncpg is None else (*errors, asyncpg.InterfaceError, asyncpg.PostgresError)
+
+
+def abort(connection: Connection) -> None:
+    """Shut the socket of a connection down, so that a call that waits for its server raises an error immediately."""
+    with contextlib.suppress(Exception):
+        pooled: Any = connection.connection
+        driver: Any = pooled.driver_connection
+        if hasattr(driver, "fileno"):
+            with socket.socket(fileno=os.dup(driver.fileno())) as twin:
+                twin.shutdown(socket.SHUT_RDWR)
+        elif connection.dialect.has_terminate:
+            connection.dialect.do_terminate(pooled.dbapi_connection)

@@ -13,32 +13,10 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, TransactionState, not_writable
+from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, TransactionState, not_writable, set_level
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
-from sqlalchemy_locks.dialects.connections import set_level
 from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
-from sqlalchemy_locks.sql.clock import (
-    Elapsed,
-    Epoch,
-    Instant,
-    Now,
-    NowAfterWait,
-    PlusSeconds,
-    SecondsAgo,
-    StatementStart,
-)
-from sqlalchemy_locks.sql.elements import (
-    DeleteByKey,
-    HeldKeys,
-    PlainReads,
-    ReadCommitted,
-    ReadUncommitted,
-    ReleaseSessionLocks,
-    SessionLock,
-    SessionUnlock,
-    TakeRow,
-    Writable,
-)
+from sqlalchemy_locks.sql import clock, elements
 
 _MARKER = "sqlalchemy_locks"
 # the variable is a stack of the settings before, so that a longest wait may be set inside another
@@ -99,10 +77,10 @@ class MySQL(Backend):
     shortest_queue_wait = 1
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
-        return TakeRow(table)
+        return elements.TakeRow(table)
 
     def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
-        return TakeRow(table)
+        return elements.TakeRow(table)
 
     def translate(self, error: DBAPIError) -> LockError | None:
         code = _errno(error)
@@ -253,24 +231,24 @@ def _errno(error: DBAPIError) -> Any:
     return args[0] if args else None
 
 
-@compiles(TakeRow, "mysql", "mariadb")
-def _take_row(element: TakeRow, compiler: Any, **kw: Any) -> str:
+@compiles(elements.TakeRow, "mysql", "mariadb")
+def _take_row(element: elements.TakeRow, compiler: Any, **kw: Any) -> str:
     (key,) = (compiler.preparer.format_column(column) for column in element.table.primary_key)
     return f"{compiler.visit_insert(element, **kw)} ON DUPLICATE KEY UPDATE {key} = {key}"
 
 
-@compiles(ReadCommitted, "mysql", "mariadb")
-def _read_committed(element: ReadCommitted, compiler: Any, **kw: Any) -> str:
+@compiles(elements.ReadCommitted, "mysql", "mariadb")
+def _read_committed(element: elements.ReadCommitted, compiler: Any, **kw: Any) -> str:
     return f"{_isolation(compiler)} IN ('READ-COMMITTED', 'READ-UNCOMMITTED')"
 
 
-@compiles(ReadUncommitted, "mysql", "mariadb")
-def _read_uncommitted(element: ReadUncommitted, compiler: Any, **kw: Any) -> str:
+@compiles(elements.ReadUncommitted, "mysql", "mariadb")
+def _read_uncommitted(element: elements.ReadUncommitted, compiler: Any, **kw: Any) -> str:
     return f"{_isolation(compiler)} = 'READ-UNCOMMITTED'"
 
 
-@compiles(PlainReads, "mysql", "mariadb")
-def _plain_reads(element: PlainReads, compiler: Any, **kw: Any) -> str:
+@compiles(elements.PlainReads, "mysql", "mariadb")
+def _plain_reads(element: elements.PlainReads, compiler: Any, **kw: Any) -> str:
     return f"{_isolation(compiler)} <> 'SERIALIZABLE'"
 
 
@@ -278,30 +256,30 @@ def _isolation(compiler: Any) -> str:
     return f"@@session.{'tx_isolation' if compiler.dialect.is_mariadb else 'transaction_isolation'}"
 
 
-@compiles(Instant, "mysql", "mariadb")
-def _instant(element: Instant, compiler: Any, **kw: Any) -> str:
+@compiles(clock.Instant, "mysql", "mariadb")
+def _instant(element: clock.Instant, compiler: Any, **kw: Any) -> str:
     return "DATETIME(6)"
 
 
-@compiles(StatementStart, "mysql", "mariadb")
-@compiles(Now, "mysql", "mariadb")
+@compiles(clock.StatementStart, "mysql", "mariadb")
+@compiles(clock.Now, "mysql", "mariadb")
 def _now(element: Any, compiler: Any, **kw: Any) -> str:
     return "(UTC_TIMESTAMP(6))"
 
 
-@compiles(PlusSeconds, "mysql", "mariadb")
-def _plus_seconds(element: PlusSeconds, compiler: Any, **kw: Any) -> str:
+@compiles(clock.PlusSeconds, "mysql", "mariadb")
+def _plus_seconds(element: clock.PlusSeconds, compiler: Any, **kw: Any) -> str:
     instant, seconds = (compiler.process(part, **kw) for part in element.clauses)
     return f"TIMESTAMPADD(MICROSECOND, {seconds} * 1000000, {instant})"
 
 
-@compiles(Epoch, "mysql", "mariadb")
-def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
+@compiles(clock.Epoch, "mysql", "mariadb")
+def _epoch(element: clock.Epoch, compiler: Any, **kw: Any) -> str:
     return f"({_ticks(compiler)} DIV 10000000 - 12219292800)"
 
 
-@compiles(NowAfterWait, "mysql", "mariadb")
-def _now_after_wait(element: NowAfterWait, compiler: Any, **kw: Any) -> str:
+@compiles(clock.NowAfterWait, "mysql", "mariadb")
+def _now_after_wait(element: clock.NowAfterWait, compiler: Any, **kw: Any) -> str:
     microseconds = f"{_ticks(compiler)} DIV 10 - 12219292800000000"
     return f"TIMESTAMPADD(MICROSECOND, {microseconds}, TIMESTAMP'1970-01-01 00:00:00')"
 
@@ -321,31 +299,31 @@ def _ticks(compiler: Any) -> str:
     return f"CAST(CONV({digits}, 16, 10) AS UNSIGNED)"
 
 
-@compiles(DeleteByKey, "mysql", "mariadb")
-def _delete_by_key(element: DeleteByKey, compiler: Any, **kw: Any) -> str:
+@compiles(elements.DeleteByKey, "mysql", "mariadb")
+def _delete_by_key(element: elements.DeleteByKey, compiler: Any, **kw: Any) -> str:
     table = compiler.preparer.format_table(element.table)
     head, where, rest = compiler.visit_delete(element, **kw).partition(" WHERE ")
     return f"{head} USING {table} FORCE INDEX (PRIMARY){where}{rest}"
 
 
-@compiles(SecondsAgo, "mysql", "mariadb")
-def _seconds_ago(element: SecondsAgo, compiler: Any, **kw: Any) -> str:
+@compiles(clock.SecondsAgo, "mysql", "mariadb")
+def _seconds_ago(element: clock.SecondsAgo, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"TIMESTAMPADD(MICROSECOND, ROUND({seconds} * -1000000), UTC_TIMESTAMP(6))"
 
 
-@compiles(Elapsed, "mysql", "mariadb")
-def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
+@compiles(clock.Elapsed, "mysql", "mariadb")
+def _elapsed(element: clock.Elapsed, compiler: Any, **kw: Any) -> str:
     (instant,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"TIMESTAMPDIFF(SECOND, {instant}, UTC_TIMESTAMP(6))"
 
 
-@compiles(Writable, "mysql", "mariadb")
-def _writable(element: Writable, compiler: Any, **kw: Any) -> str:
+@compiles(elements.Writable, "mysql", "mariadb")
+def _writable(element: elements.Writable, compiler: Any, **kw: Any) -> str:
     return _WRITABLE
 
 
-def held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
+def held_keys(element: elements.HeldKeys, compiler: Any, **kw: Any) -> str:
     """Return the SQL of holders and waiters on MySQL."""
     # not innodb_trx, which takes one more privilege and has whole seconds of the server's own zone
     ago = "TIMESTAMPADD(MICROSECOND, -({}) DIV 1000000, UTC_TIMESTAMP(6))"
@@ -383,20 +361,20 @@ def _session_name(key: str) -> str:
     return f"SHA2(CONCAT_WS(':', 'sqlalchemy_locks.session', DATABASE(), {key}), 256)"
 
 
-@compiles(SessionLock, "mysql", "mariadb")
-def _session_lock(element: SessionLock, compiler: Any, **kw: Any) -> str:
+@compiles(elements.SessionLock, "mysql", "mariadb")
+def _session_lock(element: elements.SessionLock, compiler: Any, **kw: Any) -> str:
     key, wait = (compiler.process(part, **kw) for part in element.clauses)
     return f"CASE WHEN {_WRITABLE} THEN GET_LOCK({_session_name(key)}, {wait}) ELSE 'refused' END"
 
 
-@compiles(SessionUnlock, "mysql", "mariadb")
-def _session_unlock(element: SessionUnlock, compiler: Any, **kw: Any) -> str:
+@compiles(elements.SessionUnlock, "mysql", "mariadb")
+def _session_unlock(element: elements.SessionUnlock, compiler: Any, **kw: Any) -> str:
     (key,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"RELEASE_LOCK({_session_name(key)})"
 
 
-@compiles(ReleaseSessionLocks, "mysql", "mariadb")
-def _release_session_locks(element: ReleaseSessionLocks, compiler: Any, **kw: Any) -> str:
+@compiles(elements.ReleaseSessionLocks, "mysql", "mariadb")
+def _release_session_locks(element: elements.ReleaseSessionLocks, compiler: Any, **kw: Any) -> str:
     return "RELEASE_ALL_LOCKS()"
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, Column, Insert, Table, bindparam, text
@@ -13,17 +14,8 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
-from sqlalchemy_locks.dialects.base import (
-    IDLE,
-    Backend,
-    Meaning,
-    Server,
-    TransactionState,
-    milliseconds,
-    not_writable,
-)
+from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, T, TransactionState, not_writable, set_level
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
-from sqlalchemy_locks.dialects.connections import begins_read_committed, set_level
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, OutcomeUnknown, StaleSnapshot, Unsupported
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
@@ -177,7 +169,8 @@ class PostgreSQL(Backend):
         self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
     ) -> RootTransaction:
         # copies of an engine share its server, and have levels of their own
-        read_committed = server.begins_read_committed and begins_read_committed(connection)
+        level = connection.get_execution_options().get("isolation_level", connection.default_isolation_level)
+        read_committed = server.begins_read_committed and level in COMMITTED
         set_read_committed = not read_committed or self.autocommit(connection)
         begun = connection.get_transaction()  # by a listener of the app's, of engine_connect
         if begun is not None:
@@ -188,12 +181,12 @@ class PostgreSQL(Backend):
             set_level(connection, "READ COMMITTED")
         return connection.begin()
 
-    def allows_autocommit(self, connection: Connection, server: Server) -> bool:
+    def allows_autocommit(self, connection: Connection, server: Server, level: str | None) -> bool:
         return (
             server.autocommits_read_committed
             # psycopg2 executes statements in autocommit at the level of the app's transactions
             and server.begins_read_committed
-            and (begins_read_committed(connection) or self.autocommit(connection))
+            and (level in COMMITTED or self.autocommit(connection))
             # behind a pooler the two halves of one of asyncpg's statements may reach two sessions of the server
             and not (server.pooled and connection.dialect.driver == "asyncpg")
             and not connection.in_transaction()
@@ -201,23 +194,28 @@ class PostgreSQL(Backend):
             and self.transaction_state(connection) == "ended"
         )
 
-    @contextlib.contextmanager
-    def autocommitted(self, connection: Connection) -> Iterator[None]:
+    def autocommitted(self, connection: Connection, run: Callable[[], T]) -> T:
         # The attribute of the driver takes no round trip. SQLAlchemy's option does with psycopg2, and on a shared pool
         # it resets the level that the app has set in a connect listener.
         raw: Any = connection.connection.dbapi_connection
         errors = connection.dialect.loaded_dbapi.Error
         autocommit, begun, restored = raw.autocommit, False, False
+        state: TransactionState | None = None
         try:
             try:
                 raw.autocommit = begun = True
-                yield
-                if self.transaction_state(connection) != "ended":  # psycopg2 commits nothing in autocommit
+                value = run()
+                state = self.transaction_state(connection)
+                if state != "ended":  # a listener of the app's has begun
+                    connection.commit()
+                    state = self.transaction_state(connection)
+                if state != "ended":  # psycopg2 commits nothing in autocommit
                     raise OutcomeUnknown(
                         "a listener of the app's began a transaction around a statement in autocommit, which nothing "
                         "commits: the statement is rolled back, unless it was executed before that; begin none in "
                         "before_cursor_execute or after_cursor_execute"
                     )
+                return value
             except DBAPIError as error:
                 if _PLAN_CHANGED in str(error.orig):
                     connection.invalidate()  # psycopg prepares its statements again after a ROLLBACK only
@@ -229,8 +227,12 @@ class PostgreSQL(Backend):
             finally:
                 # the reply has been read, or there is an error that says more than one of these
                 with contextlib.suppress(DBAPIError, errors):
-                    if not connection.invalidated and self.transaction_state(connection) == "ended":
-                        connection.rollback()  # SQLAlchemy's own view
+                    if not connection.invalidated and (state or self.transaction_state(connection)) == "ended":
+                        # SQLAlchemy's own view: the statement has committed by itself
+                        if state is None:
+                            connection.rollback()
+                        else:
+                            connection.commit()
                         raw.autocommit = autocommit
                         restored = True
         finally:
@@ -293,6 +295,11 @@ class PostgreSQL(Backend):
                 _at_once(connection, _RESTORE, {"was": was, "local": local})
             raise
         _at_once(connection, _RESTORE, {"was": was, "local": local})
+
+
+def milliseconds(seconds: float) -> int:
+    """Return a longest wait in the unit of ``lock_timeout`` and of the shipped functions, where 0 would be no limit."""
+    return max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))
 
 
 def _at_once(connection: Connection, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:

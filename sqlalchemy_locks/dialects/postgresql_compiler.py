@@ -6,45 +6,36 @@ from typing import Any
 
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.sql.clock import Elapsed, Epoch, Now, NowAfterWait, PlusSeconds, SecondsAgo, StatementStart
-from sqlalchemy_locks.sql.elements import (
-    HeldKeys,
-    InsertAbsent,
-    LockFunction,
-    Notify,
-    ReleaseSessionLocks,
-    SessionLock,
-    SessionUnlock,
-)
+from sqlalchemy_locks.sql import clock, elements
 from sqlalchemy_locks.sql.tables import Payload
 
 
-@compiles(LockFunction, "postgresql", "yugabytedb")
-def _function(element: LockFunction, compiler: Any, **kw: Any) -> str:
+@compiles(elements.LockFunction, "postgresql", "yugabytedb")
+def _function(element: elements.LockFunction, compiler: Any, **kw: Any) -> str:
     preparer = compiler.preparer
     schema = preparer.quote_schema(preparer.schema_for_object(element))
     return f"{schema}.{element.name}{compiler.function_argspec(element, **kw)}"
 
 
-@compiles(NowAfterWait, "postgresql", "yugabytedb")
-@compiles(Now, "postgresql", "yugabytedb")
+@compiles(clock.NowAfterWait, "postgresql", "yugabytedb")
+@compiles(clock.Now, "postgresql", "yugabytedb")
 def _now(element: Any, compiler: Any, **kw: Any) -> str:
     return "clock_timestamp()"
 
 
-@compiles(PlusSeconds, "postgresql", "yugabytedb")
-def _plus_seconds(element: PlusSeconds, compiler: Any, **kw: Any) -> str:
+@compiles(clock.PlusSeconds, "postgresql", "yugabytedb")
+def _plus_seconds(element: clock.PlusSeconds, compiler: Any, **kw: Any) -> str:
     instant, seconds = (compiler.process(part, **kw) for part in element.clauses)
     return f"({instant} + {seconds} * interval '1 second')"
 
 
-@compiles(Epoch, "postgresql", "yugabytedb")
-def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
+@compiles(clock.Epoch, "postgresql", "yugabytedb")
+def _epoch(element: clock.Epoch, compiler: Any, **kw: Any) -> str:
     return "CAST(floor(extract(epoch FROM clock_timestamp())) AS BIGINT)"
 
 
-@compiles(InsertAbsent, "postgresql", "yugabytedb")
-def _insert_absent(element: InsertAbsent, compiler: Any, **kw: Any) -> str:
+@compiles(elements.InsertAbsent, "postgresql", "yugabytedb")
+def _insert_absent(element: elements.InsertAbsent, compiler: Any, **kw: Any) -> str:
     return f"{compiler.visit_insert(element, **kw)} ON CONFLICT DO NOTHING"
 
 
@@ -53,31 +44,31 @@ def _payload(element: Payload, compiler: Any, **kw: Any) -> str:
     return "JSONB"
 
 
-@compiles(Notify, "postgresql", "yugabytedb")
-def _notify(element: Notify, compiler: Any, **kw: Any) -> str:
+@compiles(elements.Notify, "postgresql", "yugabytedb")
+def _notify(element: elements.Notify, compiler: Any, **kw: Any) -> str:
     # a postgresql:// URL may lead to YugabyteDB, which has the function but delivers nothing
     return f"CASE WHEN strpos(version(), '-YB-') = 0 THEN pg_notify{compiler.function_argspec(element, **kw)}::text END"
 
 
-@compiles(StatementStart, "postgresql", "yugabytedb")
-def _statement_start(element: StatementStart, compiler: Any, **kw: Any) -> str:
+@compiles(clock.StatementStart, "postgresql", "yugabytedb")
+def _statement_start(element: clock.StatementStart, compiler: Any, **kw: Any) -> str:
     return "statement_timestamp()"
 
 
-@compiles(SecondsAgo, "postgresql", "yugabytedb")
-def _seconds_ago(element: SecondsAgo, compiler: Any, **kw: Any) -> str:
+@compiles(clock.SecondsAgo, "postgresql", "yugabytedb")
+def _seconds_ago(element: clock.SecondsAgo, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"statement_timestamp() - make_interval(secs => {seconds})"
 
 
-@compiles(Elapsed, "postgresql", "yugabytedb")
-def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
+@compiles(clock.Elapsed, "postgresql", "yugabytedb")
+def _elapsed(element: clock.Elapsed, compiler: Any, **kw: Any) -> str:
     (instant,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"CAST(floor(extract(epoch FROM statement_timestamp() - {instant})) AS BIGINT)"
 
 
-@compiles(HeldKeys, "postgresql")
-def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
+@compiles(elements.HeldKeys, "postgresql")
+def _held_keys(element: elements.HeldKeys, compiler: Any, **kw: Any) -> str:
     identity = (
         "nullif(session.application_name, '') AS owner, session.usename AS \"user\", "
         "pg_catalog.host(session.client_addr) AS host, session.state"
@@ -107,18 +98,18 @@ _LOCKS_NOTHING = (
 )
 
 
-@compiles(SessionLock, "postgresql", "yugabytedb")
-def _session_lock(element: SessionLock, compiler: Any, **kw: Any) -> str:
+@compiles(elements.SessionLock, "postgresql", "yugabytedb")
+def _session_lock(element: elements.SessionLock, compiler: Any, **kw: Any) -> str:
     key, _ = element.clauses
     key = compiler.process(key, **kw)
     return f"CASE WHEN {_LOCKS_NOTHING} THEN 'refused' ELSE pg_advisory_lock({key})::text END"
 
 
-@compiles(SessionUnlock, "postgresql", "yugabytedb")
-def _session_unlock(element: SessionUnlock, compiler: Any, **kw: Any) -> str:
+@compiles(elements.SessionUnlock, "postgresql", "yugabytedb")
+def _session_unlock(element: elements.SessionUnlock, compiler: Any, **kw: Any) -> str:
     return f"pg_advisory_unlock{compiler.function_argspec(element, **kw)}"
 
 
-@compiles(ReleaseSessionLocks, "postgresql", "yugabytedb")
-def _release_session_locks(element: ReleaseSessionLocks, compiler: Any, **kw: Any) -> str:
+@compiles(elements.ReleaseSessionLocks, "postgresql", "yugabytedb")
+def _release_session_locks(element: elements.ReleaseSessionLocks, compiler: Any, **kw: Any) -> str:
     return "pg_advisory_unlock_all()"

@@ -21,8 +21,7 @@ from sqlalchemy.util import await_only
 from sqlalchemy_locks.dialects.base import Backend, Meaning, Server, TransactionState, not_writable
 from sqlalchemy_locks.dialects.checks import Finding, version_finding
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, Unsupported
-from sqlalchemy_locks.sql.clock import Elapsed, Epoch, Now, NowAfterWait, PlusSeconds, SecondsAgo, StatementStart
-from sqlalchemy_locks.sql.elements import HOLDERS_UNAVAILABLE, HeldKeys, InsertAbsent, SessionLock, SessionUnlock
+from sqlalchemy_locks.sql import clock, elements
 
 T = TypeVar("T")
 
@@ -267,51 +266,51 @@ def _journal_writable(path: str, mode: str) -> bool:
     return os.access(os.path.dirname(path), os.W_OK | os.X_OK)
 
 
-@compiles(PlusSeconds, "sqlite")
-def _plus_seconds(element: PlusSeconds, compiler: Any, **kw: Any) -> str:
+@compiles(clock.PlusSeconds, "sqlite")
+def _plus_seconds(element: clock.PlusSeconds, compiler: Any, **kw: Any) -> str:
     instant, seconds = (compiler.process(part, **kw) for part in element.clauses)
     return f"strftime('%Y-%m-%d %H:%M:%f000', {instant}, round({seconds}, 3) || ' seconds')"
 
 
 # Six digits of a second, as SQLAlchemy writes and reads them; SQLite has three
-@compiles(NowAfterWait, "sqlite")
-@compiles(StatementStart, "sqlite")
-@compiles(Now, "sqlite")
+@compiles(clock.NowAfterWait, "sqlite")
+@compiles(clock.StatementStart, "sqlite")
+@compiles(clock.Now, "sqlite")
 def _now(element: Any, compiler: Any, **kw: Any) -> str:
     return "(strftime('%Y-%m-%d %H:%M:%f000', 'now'))"
 
 
-@compiles(Epoch, "sqlite")
-def _epoch(element: Epoch, compiler: Any, **kw: Any) -> str:
+@compiles(clock.Epoch, "sqlite")
+def _epoch(element: clock.Epoch, compiler: Any, **kw: Any) -> str:
     return "CAST(strftime('%s', 'now') AS INTEGER)"
 
 
-@compiles(InsertAbsent, "sqlite")
-def _insert_absent(element: InsertAbsent, compiler: Any, **kw: Any) -> str:
+@compiles(elements.InsertAbsent, "sqlite")
+def _insert_absent(element: elements.InsertAbsent, compiler: Any, **kw: Any) -> str:
     return f"{compiler.visit_insert(element, **kw)} ON CONFLICT DO NOTHING"
 
 
-@compiles(SecondsAgo, "sqlite")
-def _seconds_ago(element: SecondsAgo, compiler: Any, **kw: Any) -> str:
+@compiles(clock.SecondsAgo, "sqlite")
+def _seconds_ago(element: clock.SecondsAgo, compiler: Any, **kw: Any) -> str:
     (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"strftime('%Y-%m-%d %H:%M:%f000', 'now', ROUND(-({seconds}), 3) || ' seconds')"
 
 
-@compiles(Elapsed, "sqlite")
-def _elapsed(element: Elapsed, compiler: Any, **kw: Any) -> str:
+@compiles(clock.Elapsed, "sqlite")
+def _elapsed(element: clock.Elapsed, compiler: Any, **kw: Any) -> str:
     (instant,) = (compiler.process(part, **kw) for part in element.clauses)
     return f"(CAST(strftime('%s', 'now') AS INTEGER) - CAST(strftime('%s', {instant}) AS INTEGER))"
 
 
-@compiles(HeldKeys, "sqlite")
-def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
-    raise CompileError(f"{HOLDERS_UNAVAILABLE} on SQLite, where no table of the server lists them")
+@compiles(elements.HeldKeys, "sqlite")
+def _held_keys(element: elements.HeldKeys, compiler: Any, **kw: Any) -> str:
+    raise CompileError(f"{elements.HOLDERS_UNAVAILABLE} on SQLite, where no table of the server lists them")
 
 
-@compiles(SessionLock, "sqlite")
-@compiles(SessionUnlock, "sqlite")
+@compiles(elements.SessionLock, "sqlite")
+@compiles(elements.SessionUnlock, "sqlite")
 def _session_lock(element: Any, compiler: Any, **kw: Any) -> str:
-    name = "session_exclusive" if isinstance(element, SessionLock) else "session_unlock"
+    name = "session_exclusive" if isinstance(element, elements.SessionLock) else "session_unlock"
     raise CompileError(
         f"lock.{name} locks a session of the server, and SQLite has none: use lock.exclusive, which ends with the "
         "transaction"

@@ -30,14 +30,14 @@ from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import RowsOperation
+from sqlalchemy_locks.core.transaction import IN_BLOCK
 from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.facade.async_lease import AsyncLeaseContext
 from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Held, Name
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import AsyncMaintenance
 from sqlalchemy_locks.facade.mutexes import Mutexes
-from sqlalchemy_locks.facade.run import IN_BLOCK
-from sqlalchemy_locks.facade.semaphores import DAY, Alive, check_alive
+from sqlalchemy_locks.facade.sweep import DAY, Alive, check_alive
 from sqlalchemy_locks.runtime.decorators import check_coroutine, in_async_block, refuse_truth
 from sqlalchemy_locks.values import Grant, Released, Report
 
@@ -72,12 +72,7 @@ class AsyncLocks:
     ...     held.session.add(Payment(invoice=42))
     """
 
-    def __init__(
-        self,
-        bind: AsyncEngine | async_sessionmaker[Any],
-        *,
-        owner: str | None = None,
-    ) -> None:
+    def __init__(self, bind: AsyncEngine | async_sessionmaker[Any], *, owner: str | None = None) -> None:
         maker = bind if isinstance(bind, async_sessionmaker) else async_sessionmaker(bind)
         engine = maker.kw.get("bind")
         if not isinstance(engine, AsyncEngine):

@@ -21,23 +21,19 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks import lock
 from sqlalchemy_locks._validation import timeout_seconds
-from sqlalchemy_locks.core.engine_state import backend_of
-from sqlalchemy_locks.core.operation import Execution, Operation, installation, prepare_commit
-from sqlalchemy_locks.dialects import Backend
+from sqlalchemy_locks.core.operation import Execution, backend_of, installation, prepare_commit
+from sqlalchemy_locks.core.transaction import FAILED, IN_BLOCK, ShortTransaction, connect, connected, has_room, retried
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import connect, connected, has_room
 from sqlalchemy_locks.errors import LockLost, LockTimeout, ReentryError
 from sqlalchemy_locks.facade.host import LockHost
-from sqlalchemy_locks.facade.run import IN_BLOCK
 from sqlalchemy_locks.keys import as_key
+from sqlalchemy_locks.lock.advisory import acquire
 from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
+from sqlalchemy_locks.runtime.events import is_logged
 from sqlalchemy_locks.runtime.local_queue import Ticket, local_queues
-from sqlalchemy_locks.runtime.retry import retried
-from sqlalchemy_locks.runtime.transaction import FAILED, ShortTransaction
 from sqlalchemy_locks.values import Holder, KeyHolder
 
 if TYPE_CHECKING:
@@ -188,9 +184,7 @@ class ExclusiveBlock:
             raise ReentryError("this block is entered already: make one for each use")
         started = time.monotonic()
         try:
-            backend = backend_of(self._locks._engine.dialect)
-            one_lock = backend.single_writer
-            entry = self._enter_context(backend)
+            entry, one_lock = self._enter_context()
             try:
                 held = self._queue_and_acquire(one_lock, started)
             except BaseException as error:
@@ -203,7 +197,7 @@ class ExclusiveBlock:
             raise
         entered = time.monotonic()
         self._entered = held, entry, entered
-        if self._locks._has_listeners:
+        if self._locks._listened or is_logged():
             try:
                 self._emit("waited", waited=entered - started)
                 self._emit("acquired", waited=entered - started)
@@ -230,18 +224,19 @@ class ExclusiveBlock:
                 held._mark_lost(failed)
             self._emit("released", held=time.monotonic() - entered, error=failed)
             raise
-        if self._locks._has_listeners:
+        if self._locks._listened or is_logged():
             self._emit("released", held=time.monotonic() - entered, error=error)
 
     def _emit(self, event: str, **details: Any) -> None:
         self._locks._emit(event, "lock", self._names.values(), shared=self._shared, **details)
 
-    def _enter_context(self, backend: Backend) -> reentry.HeldEntry:
-        """Record the keys as held by this thread or task.
+    def _enter_context(self) -> tuple[reentry.HeldEntry, bool]:
+        """Record the keys as held by this thread or task; return the entry, and whether all keys are one lock.
 
         :raises ReentryError: when it holds one of them already, so that acquiring it again would deadlock.
         """
-        engine, owner = self._locks._engine, reentry.current_owner()
+        engine = self._locks._engine
+        backend, owner = backend_of(engine.dialect), reentry.current_owner()
         # elsewhere a key may be one of the whole database, in whatever schema or prefix the tables are
         where = reentry.tables_of(engine) if backend.key_rows else None
         keys = (0,) if backend.single_writer else self._names  # any two keys may be one lock
@@ -255,7 +250,7 @@ class ExclusiveBlock:
                         f"this thread or task holds {what} already, and acquiring it again would deadlock: work in the "
                         "held.session of the block that holds it"
                     )
-        return reentry.enter("key", owner, wanted)
+        return reentry.enter("key", owner, wanted), backend.single_writer
 
     def _queue_and_acquire(self, one_lock: bool, started: float) -> Held:
         """Wait in the queue of this process for the first key, then in the database."""
@@ -291,7 +286,7 @@ class ExclusiveBlock:
         :raises PoolTimeout: when no connection was free within the pool's own limit.
         """
         locks, engine = self._locks, self._locks._engine
-        short = ShortTransaction(engine, connect(engine))
+        short = ShortTransaction(connect(engine))
         remaining = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             short.begin(wait=remaining)
@@ -312,18 +307,14 @@ class ExclusiveBlock:
 
     def _acquire_key(self, short: ShortTransaction, key: int, deadline: float | None) -> None:
         remaining = None if deadline is None else deadline - time.monotonic()
-        operation: Operation[Any]
-        if remaining is not None and remaining <= 0:
-            # a free key is acquired, however late this is
-            operation = lock.try_shared(key) if self._shared else lock.try_exclusive(key)
-            if not Execution(short.connection, operation, {}).value():
-                raise LockTimeout(f"the key {key} is locked")
-            return
-        operation = lock.shared(key) if self._shared else lock.exclusive(key)
+        late = remaining is not None and remaining <= 0  # a free key is acquired nevertheless
+        operation = acquire(key, shared=self._shared, tries=late)
         try:
-            Execution(short.connection, operation, {} if remaining is None else {"locks_wait": remaining}).value()
+            acquired = Execution(short.connection, operation, {}, wait=None if late else remaining).perform(unpack=True)
         except DriverTimeout as error:
             raise LockTimeout("the driver's own limit of a statement ended the wait for the lock") from error
+        if late and not acquired:
+            raise LockTimeout(f"the key {key} is locked")
 
     def _holders_now(self) -> tuple[KeyHolder, ...]:
         """Return the holders of the keys; empty where all connections of the pool are in use."""

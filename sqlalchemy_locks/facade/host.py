@@ -9,27 +9,29 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import valid_name
-from sqlalchemy_locks.core.engine_state import backend_of
-from sqlalchemy_locks.core.operation import Operation, installation
-from sqlalchemy_locks.facade.run import OperationRunner
+from sqlalchemy_locks.conditional.timeout import Timeout
+from sqlalchemy_locks.core.operation import Operation, backend_of, installation
+from sqlalchemy_locks.core.transaction import OperationRunner, Sleep, sleep_for
+from sqlalchemy_locks.dialects.forks import in_forked_child
+from sqlalchemy_locks.errors import UnknownTask
+from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.events import Observed
-from sqlalchemy_locks.runtime.reentry import tables_of
-from sqlalchemy_locks.runtime.retry import Sleep, sleep_for
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-#: the longest wait for the rows of a semaphore or a request, and for the queue in memory before them, in seconds
-ROW_TIMEOUT = 5.0
+#: those whose owner is their process
+_named_by_process: WeakSet[LockHost] = WeakSet()
 
 
 class LockHost(Observed):
@@ -39,19 +41,26 @@ class LockHost(Observed):
     :param owner: as for ``Locks``.
     """
 
+    owner: str
+    """The owner that is stored with what is acquired."""
+
     def __init__(self, engine: Engine, session_maker: Callable[..., Session], owner: str | None) -> None:
         self._engine, self._session_maker = engine, session_maker
         self._sleep: Sleep = sleep_for(engine)
-        self._owner = None if owner is None else valid_name(owner, "an owner")
         self._nonce = secrets.token_hex(4)
-        #: the process of the last call of ``owner``, and the name for it
-        self._process = 0, ""
+        self.owner = self._process_name() if owner is None else valid_name(owner, "an owner")
+        if owner is None:
+            _named_by_process.add(self)
+        runner = self._runner()
         #: runs one operation in a transaction of its own
-        self._run = self._runner().run
+        self._run, self._run_on_request = runner.run, runner.run_on_request
 
-    def _runner(self, connect: Callable[[], Connection] | None = None) -> OperationRunner:
-        """Return what runs operations. :param connect: gives the connections, instead of the app's pool."""
-        return OperationRunner(self._engine, self._session_maker, self._sleep, self._emit_retried, connect)
+    def _runner(self, checkout: Callable[[], Connection] | None = None) -> OperationRunner:
+        """Return what runs operations. :param checkout: checks a connection out; by default of the app's pool."""
+        before_write = partial(reentry.refuse_write, self._engine)
+        return OperationRunner(
+            self._engine, self._session_maker, self._sleep, self._emit_retried, before_write, checkout
+        )
 
     @cached_property
     def _installation(self) -> str:
@@ -61,16 +70,16 @@ class LockHost(Observed):
     @cached_property
     def _tables(self) -> str:
         """As ``_installation``, for re-entry; see :func:`~sqlalchemy_locks.runtime.reentry.tables_of`."""
-        return tables_of(self._engine)
+        return reentry.tables_of(self._engine)
 
-    def _run_on_request(self, operation: Operation[Any], on_lost: Callable[[], object] = lambda: None) -> Any:
-        """Run what may wait for a ``guarded`` write of a request, not longer than ``ROW_TIMEOUT``.
-
-        :param on_lost: as for :meth:`OperationRunner.run`.
-        """
-        # where it would be two more round trips, the server has a limit of its own
-        wait = ROW_TIMEOUT if backend_of(self._engine.dialect).schemas else None
-        return self._run(operation, wait=wait, on_lost=on_lost)
+    def _acquire_period(self, timeout: Timeout, name: str, queue: str | None, nonce: str) -> bool:
+        """Acquire the current period of a name, which is created on first use; ``False`` when another caller has."""
+        operation = timeout.acquire(name, queue=queue)
+        try:
+            return bool(self._run(operation, nonce))
+        except UnknownTask:
+            self._run(timeout.create(name, queue=queue))
+            return bool(self._run(operation, nonce))
 
     def _shield(self, run: Callable[[Operation[Any]], Any], operation: Operation[Any]) -> Any:
         """Call ``run(operation)`` to its end, for a task that was cancelled, and may be so at each ``await``."""
@@ -78,17 +87,8 @@ class LockHost(Observed):
             return run(operation)
         return await_only(shielded(greenlet_spawn(run, operation)))
 
-    @property
-    def owner(self) -> str:
-        """The owner that is stored with what is acquired."""
-        if self._owner is not None:
-            return self._owner
-        process, name = self._process
-        if process != os.getpid():  # a fork is another process
-            process = os.getpid()
-            name = f"{socket.gethostname()[:200]}:{process}:{self._nonce}"
-            self._process = process, name
-        return name
+    def _process_name(self) -> str:
+        return f"{socket.gethostname()[:200]}:{os.getpid()}:{self._nonce}"
 
     @property
     def engine_name(self) -> str:
@@ -97,3 +97,9 @@ class LockHost(Observed):
 
     def _emit_retried(self, operation: str, error: BaseException, count: int) -> None:
         self._emit("retried", operation, (), error=error, count=count)
+
+
+@in_forked_child
+def _rename() -> None:
+    for host in list(_named_by_process):
+        host.owner = host._process_name()

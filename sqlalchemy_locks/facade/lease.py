@@ -14,7 +14,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from datetime import timedelta
 from types import TracebackType
@@ -22,21 +22,21 @@ from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds, valid_int
-from sqlalchemy_locks.errors import (
-    LockLost,
-    ReentryError,
-    UnknownSemaphore,
-    Unsupported,
-)
+from sqlalchemy_locks.core.operation import Operation
+from sqlalchemy_locks.core.side_pool import SidePool
+from sqlalchemy_locks.core.transaction import ROW_TIMEOUT, OperationRunner
+from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.errors import LockLost, ReentryError, UnknownSemaphore, Unsupported
+from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
-from sqlalchemy_locks.facade.semaphores import Semaphores
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
-from sqlalchemy_locks.runtime.renewal import NOT_HELD, LostEvent, RenewableLease, clock
+from sqlalchemy_locks.runtime.events import is_logged
+from sqlalchemy_locks.runtime.renewal import NOT_HELD, LeaseTimers, LostEvent, RenewableLease, clock
 from sqlalchemy_locks.semaphore.acquire import for_block
 from sqlalchemy_locks.semaphore.admin import create_for_lease
 from sqlalchemy_locks.semaphore.availability import availability, is_held
-from sqlalchemy_locks.semaphore.release import abandon
+from sqlalchemy_locks.semaphore.release import abandon, renew_batch
 from sqlalchemy_locks.values import Grant, Released
 
 T = TypeVar("T")
@@ -44,6 +44,8 @@ P = ParamSpec("P")
 C = TypeVar("C", bound="LeaseContext")
 
 _log = logging.getLogger("sqlalchemy_locks")
+#: the longest wait for the row of one lease, as a part of its time to live
+_ROW_WAIT = 1 / 24
 #: attempts to make the semaphore of a lease before a clean-up removes it again
 _ROUNDS = 100
 
@@ -94,7 +96,8 @@ class LeaseContext:
 
     def __init__(
         self,
-        semaphores: Semaphores,
+        locks: LockHost,
+        timers: LeaseTimers,
         permits: str | Mapping[str, int],
         count: int | None,
         ttl: float | timedelta,
@@ -112,7 +115,7 @@ class LeaseContext:
                 "a block needs a ttl, after which the permits of a process that died are released: use locks.acquire "
                 "for what is held until it is released"
             )
-        self._locks, self.timers = semaphores.locks, semaphores.timers
+        self._locks, self.timers = locks, timers
         self._ttl = bounded_seconds(ttl, "ttl")
         if self._ttl < 1:
             raise ValueError(f"ttl is at least 1 second in a block that renews it three times in one, not {ttl!r}")
@@ -180,7 +183,8 @@ class LeaseContext:
             held = self._held_by(caller, where)
             grant, asked_at = self._acquire(held)
             began = time.monotonic()
-            if self._single:
+            # of an acquisition that was repeated, its reply lost, the capacity isn't known
+            if self._single and grant.capacities != (1,):
                 self._refuse_several(grant)
             if clock() >= asked_at + self._ttl / 3:
                 # the reply took so long that the renewal is due already, or the time to live has ended
@@ -245,7 +249,8 @@ class LeaseContext:
             raise
         finally:
             lost.close()
-            self._emit("released", grant, held=time.monotonic() - began, error=outcome)
+            if self._locks._listened or is_logged():
+                self._emit("released", grant, held=time.monotonic() - began, error=outcome)
 
     def _held_by(self, caller: tuple[Any, ...], where: tuple[Any, str]) -> dict[str, int]:
         """Return how many permits of its semaphores the caller holds in blocks."""
@@ -280,11 +285,9 @@ class LeaseContext:
     def _refuse_several(self, grant: Grant) -> None:
         """Refuse a lease on a semaphore of more than one permit.
 
-        The acquisition has counted the permits that were acquired before the semaphore was resized. Of one that was
-        repeated, its reply lost, the capacity isn't known: then both are read, with the permit held.
+        The acquisition has counted the permits that were acquired before the semaphore was resized. Both are read, with
+        the permit held.
         """
-        if grant.capacities == (1,):
-            return
         for row in self._locks._run(availability(grant)):
             if row.capacity != 1 or row.used > 1:
                 raise Unsupported(
@@ -338,3 +341,33 @@ def _weak_callback(method: Callable[[Grant, LostEvent], None], grant: Grant) -> 
             known(grant, lost)
 
     return call
+
+
+class LeaseRenewer:
+    """Renews the leases of one timer, over a pool beside the app's, which handlers may use up."""
+
+    def __init__(self, locks: LockHost) -> None:
+        self._locks = locks
+        self._pool: SidePool | None = None
+        self._runner: OperationRunner | None = None
+
+    def renew_batch(self, grants: list[Grant]) -> Collection[str]:
+        """Return the tokens of those that were renewed; the others are locked, or not held."""
+        renewed: Collection[str] = self._run(renew_batch(grants), None)
+        return renewed
+
+    def renew_alone(self, grant: Grant, ttl: float) -> bool:
+        """Return whether a grant is held, and so was renewed; wait for its row, but not for long."""
+        one_writer = backend_for(self._locks._engine.dialect).single_writer
+        return bool(self._run(semaphore.renew(grant), ROW_TIMEOUT if one_writer else min(ROW_TIMEOUT, ttl * _ROW_WAIT)))
+
+    def take_pool(self) -> SidePool | None:
+        """Return the pool of its connections, to be disposed of: the next renewal makes another one."""
+        pool, self._pool, self._runner = self._pool, None, None
+        return pool
+
+    def _run(self, operation: Operation[Any], wait: float | None) -> Any:
+        if self._pool is None or self._runner is None:
+            self._pool = SidePool(self._locks._engine)
+            self._runner = self._locks._runner(self._pool.connect)
+        return self._runner.run(operation, short=True, wait=wait)

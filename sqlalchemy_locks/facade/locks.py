@@ -5,30 +5,33 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks._validation import bounded_seconds, valid_name
+from sqlalchemy_locks import semaphore
+from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds, valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, RowsOperation, fresh_nonce
+from sqlalchemy_locks.core.transaction import shares_one_connection
 from sqlalchemy_locks.core.typing import ValueOperation
-from sqlalchemy_locks.dialects.connections import shares_one_connection
 from sqlalchemy_locks.dialects.forks import replace_pool_in_forks
-from sqlalchemy_locks.errors import (
-    Unsupported,
-)
+from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Name
 from sqlalchemy_locks.facade.host import LockHost
-from sqlalchemy_locks.facade.lease import LeaseContext
+from sqlalchemy_locks.facade.lease import LeaseContext, LeaseRenewer
 from sqlalchemy_locks.facade.maintenance import Maintenance, run_due_tasks
 from sqlalchemy_locks.facade.mutexes import Mutexes
-from sqlalchemy_locks.facade.once_per import acquire_period
-from sqlalchemy_locks.facade.semaphores import DAY, Alive, Semaphores
-from sqlalchemy_locks.runtime.decorators import when_due
+from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
+from sqlalchemy_locks.facade.sweep import DAY, Alive, sweep
+from sqlalchemy_locks.runtime.decorators import check_plain
+from sqlalchemy_locks.runtime.events import is_logged
+from sqlalchemy_locks.runtime.renewal import LeaseTimers
 from sqlalchemy_locks.values import Grant, Released, Report
 
 if TYPE_CHECKING:
@@ -50,6 +53,9 @@ class Locks(LockHost):
     ...     held.session.add(Payment(invoice=42))
     """
 
+    mutex: Mutexes
+    """The mutexes of the shipped table, created on first use."""
+
     def __init__(self, bind: Engine | sessionmaker[Any], *, owner: str | None = None) -> None:
         from sqlalchemy.orm import sessionmaker
 
@@ -67,13 +73,9 @@ class Locks(LockHost):
             )
         replace_pool_in_forks(engine)
         super().__init__(engine, maker, owner)
-        self._mutex = Mutexes(self)
-        self._semaphores = Semaphores(self)
-
-    @property
-    def mutex(self) -> Mutexes:
-        """The mutexes of the shipped table, created on first use."""
-        return self._mutex
+        self.mutex = Mutexes(self)
+        #: what renews the leases of blocks
+        self._timers = LeaseTimers(partial(LeaseRenewer, self))
 
     def mutexes(self, mutex: Mutex) -> Mutexes:
         """As :attr:`mutex`, for mutexes on columns of your own, with a ``token`` among them; keep the returned object.
@@ -112,7 +114,7 @@ class Locks(LockHost):
         if every is None:
             raise TypeError("once_per needs a period: every=, in seconds or as a timedelta")
         timeout = Timeout(every=every, windowed=windowed, tz=tz)
-        acquired = acquire_period(self._run, timeout, name, queue, fresh_nonce())
+        acquired = self._acquire_period(timeout, name, queue, fresh_nonce())
         if acquired:
             self._emit("acquired", "timeout", (name,))
         return acquired
@@ -137,10 +139,17 @@ class Locks(LockHost):
         """
         Timeout(every=every, windowed=windowed, tz=tz).acquire(name, queue=queue)  # refuses bad input before any call
 
-        def due() -> bool:
-            return self.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue)
+        def decorate(function: Callable[P, T]) -> Callable[P, T | None]:
+            check_plain(function, f"scheduled({name!r})")
 
-        return when_due(due, f"scheduled({name!r})")
+            @functools.wraps(function)
+            def run(*args: P.args, **kwargs: P.kwargs) -> T | None:
+                due = self.once_per(name, every=every, windowed=windowed, tz=tz, queue=queue)
+                return function(*args, **kwargs) if due else None
+
+            return run
+
+        return decorate
 
     def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> ExclusiveBlock:
         """Hold keys exclusively while the block runs; a transaction holds them, and the block's end commits it.
@@ -211,7 +220,9 @@ class Locks(LockHost):
         >>> grant = locks.acquire({"backup-slots": 1, "network": 2}, external_id="job-1", ttl=3600, timeout=10)
         >>> locks.release("job-1")
         """
-        return self._semaphores.acquire(permits, external_id, owner, ttl, timeout)
+        owner = self.owner if owner is None else owner
+        request = semaphore.acquire(permits, external_id=external_id, owner=owner, ttl=ttl)
+        return SemaphoreWaiter(self, request, timeout_seconds(timeout), known=external_id is not None).wait()
 
     def release(self, external_id: str | Grant) -> Released:
         """Release permits: :func:`sqlalchemy_locks.semaphore.release`, in a transaction of its own.
@@ -226,7 +237,10 @@ class Locks(LockHost):
         >>> locks.release(grant) is sl.Released.RELEASED
         True
         """
-        return self._semaphores.release(external_id)
+        released: Released = self._run_on_request(semaphore.release(external_id))
+        if released is Released.RELEASED and (self._listened or is_logged()):
+            self._emit_of_request("released", external_id)
+        return released
 
     def renew(self, external_id: str | Grant) -> bool:
         """Restart the time to live of a request: :func:`sqlalchemy_locks.semaphore.renew`.
@@ -238,7 +252,17 @@ class Locks(LockHost):
         >>> locks.renew(grant)
         True
         """
-        return self._semaphores.renew(external_id)
+        renewed = bool(self._run_on_request(semaphore.renew(external_id)))
+        if not renewed:
+            self._emit_of_request("lost", external_id)
+        return renewed
+
+    def _emit_of_request(self, what: str, request: str | Grant) -> None:
+        if isinstance(request, Grant):
+            names, ident, fence = request.permits, request.external_id, request.fence
+            self._emit(what, "semaphore", names, external_id=ident, fence=fence)
+        else:  # of a bare id the semaphores aren't known
+            self._emit(what, "semaphore", (), external_id=request)
 
     def semaphore(
         self,
@@ -285,7 +309,7 @@ class Locks(LockHost):
         ...         locks.run(sl.guarded(write, grant))
         True
         """
-        return LeaseContext(self._semaphores, permits, count, ttl, timeout, external_id, owner)
+        return LeaseContext(self, self._timers, permits, count, ttl, timeout, external_id, owner)
 
     def lease(
         self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None
@@ -303,7 +327,7 @@ class Locks(LockHost):
         ...     run_the_import(token=grant.fence["nightly-import"])
         """
         return LeaseContext(
-            self._semaphores, valid_name(name, "a lease's name"), None, ttl, timeout, None, None, single=True
+            self, self._timers, valid_name(name, "a lease's name"), None, ttl, timeout, None, None, single=True
         )
 
     def sweep(self, *, stale_after: float | timedelta | None = DAY, alive: Alive | None = None) -> int:
@@ -321,7 +345,7 @@ class Locks(LockHost):
 
         >>> locks.sweep(alive=lambda owners: [owner for owner in owners if is_running(owner)])
         """
-        return self._semaphores.sweep(stale_after, alive)
+        return sweep(self, stale_after, alive)
 
     def maintain(self, *, alive: Alive | None = None) -> Report:
         """Run every sweep and clean-up that is due, and that no other process has run in its period.
@@ -342,7 +366,7 @@ class Locks(LockHost):
         >>> locks.maintain().done
         {'tasks': 0, 'orphans': 0, 'requests': 0, 'leases': 0, 'history': 0, 'keys': 0}
         """
-        return run_due_tasks(self._semaphores, alive)
+        return run_due_tasks(self, alive)
 
     def maintenance(self, *, alive: Alive | None = None, every: float | timedelta = 60) -> Maintenance:
         """Call :meth:`maintain` in the background while the block runs.

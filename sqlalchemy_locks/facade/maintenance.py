@@ -18,8 +18,8 @@ from sqlalchemy_locks import lock, semaphore
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.errors import LockError, NotInstalled, ReentryError
-from sqlalchemy_locks.facade.once_per import acquire_period
-from sqlalchemy_locks.facade.semaphores import DAY, Alive, Semaphores, check_alive
+from sqlalchemy_locks.facade.host import LockHost
+from sqlalchemy_locks.facade.sweep import DAY, Alive, check_alive, sweep
 from sqlalchemy_locks.values import Report
 
 #: of the timeouts that guard the tasks
@@ -35,18 +35,18 @@ class MaintenanceTask(NamedTuple):
 
     name: str
     every: float
-    run: Callable[[Semaphores, Alive | None], int]
+    run: Callable[[LockHost, Alive | None], int]
 
 
-def _until_none(make: Callable[[], Operation[Any]]) -> Callable[[Semaphores, Alive | None], int]:
+def _until_none(make: Callable[[], Operation[Any]]) -> Callable[[LockHost, Alive | None], int]:
     """Return a clean-up that runs an operation until its batch is empty.
 
     :param make: makes the operation when it is due.
     """
 
-    def run(semaphores: Semaphores, alive: Alive | None) -> int:
+    def run(locks: LockHost, alive: Alive | None) -> int:
         operation, done = make(), 0
-        while removed := semaphores.locks._run(operation):
+        while removed := locks._run(operation):
             done += removed
         return done
 
@@ -61,25 +61,25 @@ def _expire_tasks() -> Operation[Any]:
 
 TASKS = (
     MaintenanceTask("tasks", 60, _until_none(_expire_tasks)),
-    MaintenanceTask("orphans", 300, lambda semaphores, alive: semaphores.sweep(DAY, alive)),
+    MaintenanceTask("orphans", 300, lambda locks, alive: sweep(locks, DAY, alive)),
     MaintenanceTask("requests", 4 * 3600, _until_none(lambda: semaphore.clean(older_than=7 * DAY))),
     MaintenanceTask("leases", DAY, _until_none(lambda: semaphore.clean_leases(older_than=7 * DAY))),
     MaintenanceTask("history", DAY, _until_none(lambda: semaphore.clean_history(older_than=30 * DAY))),
     # once: apps that go on making keys would keep it going
-    MaintenanceTask("keys", DAY, lambda semaphores, alive: semaphores.locks._run(lock.vacuum()) or 0),
+    MaintenanceTask("keys", DAY, lambda locks, alive: locks._run(lock.vacuum()) or 0),
 )
 
 
-def run_due_tasks(semaphores: Semaphores, alive: Alive | None) -> Report:
+def run_due_tasks(locks: LockHost, alive: Alive | None) -> Report:
     """Run the tasks that are due; ``Locks.maintain`` documents it."""
     check_alive(alive)
-    locks, done = semaphores.locks, dict[str, int]()
+    done = dict[str, int]()
     first: Exception | None = None
     for task in TASKS:
         period, nonce = Timeout(every=task.every), fresh_nonce()
         try:
-            if acquire_period(locks._run, period, task.name, QUEUE, nonce):
-                done[task.name] = task.run(semaphores, alive)
+            if locks._acquire_period(period, task.name, QUEUE, nonce):
+                done[task.name] = task.run(locks, alive)
         except NotInstalled:
             raise  # no task has its tables
         except Exception as error:

@@ -12,18 +12,21 @@ permits of the semaphore already doesn't queue: the request at the head may be w
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, partial
+from types import TracebackType
 from typing import Any
 
+from sqlalchemy import Engine
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import semaphore
-from sqlalchemy_locks.core.engine_state import backend_of
-from sqlalchemy_locks.core.operation import Operation, fresh_nonce
+from sqlalchemy_locks.core.backoff import Backoff
+from sqlalchemy_locks.core.operation import Execution, Operation, backend_of, behind_pooler, fresh_nonce, translated
+from sqlalchemy_locks.core.transaction import ROW_TIMEOUT, ShortTransaction, connect, has_room
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import has_room
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockTimeout,
@@ -34,11 +37,10 @@ from sqlalchemy_locks.errors import (
     RequestOver,
     UnknownSemaphore,
 )
-from sqlalchemy_locks.facade.host import ROW_TIMEOUT, LockHost
-from sqlalchemy_locks.facade.server_queue import ServerQueue
+from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.keys import key
 from sqlalchemy_locks.runtime import reentry
-from sqlalchemy_locks.runtime.backoff import Backoff
+from sqlalchemy_locks.runtime.events import is_logged
 from sqlalchemy_locks.runtime.local_queue import local_queues
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.semaphore.acquire import in_turn
@@ -49,6 +51,10 @@ from sqlalchemy_locks.values import Grant, PermitHolder
 _NOTHING: Mapping[str, int] = {}
 
 queue_key = lru_cache(1024)(key)
+
+
+#: the longest wait of one statement for the head of the server's queue, in seconds
+_LONGEST_JOIN = 86400.0
 
 
 class _BeyondCapacity(LockTimeout):
@@ -103,7 +109,7 @@ class SemaphoreWaiter:
             if grant.replayed and self._kind is not None:
                 # its holder is another caller: it must not be released here
                 raise RequestHeld(f"the request {ident!r} is held by another caller")
-            if self._locks._has_listeners:
+            if self._locks._listened or is_logged():
                 waited = time.monotonic() - self._began
                 self._emit("waited", waited=waited)
                 # timed for blocks only: other permits may be released by another process
@@ -185,7 +191,7 @@ class SemaphoreWaiter:
         queue_keys = dict(zip(self._permits, self._queue_keys(), strict=True))
         backoff = Backoff(0.01)
         shortest = self._backend.shortest_queue_wait
-        while shortest is not None and self._at_most(float("inf")) > shortest:
+        while shortest is not None and self._left() > shortest:
             try:
                 with ServerQueue(self._locks._engine, queue_keys[name]) as queue:
                     return self._poll(name, queue) if queue.join(self._left()) else None
@@ -295,21 +301,17 @@ class SemaphoreWaiter:
     def _is_transient(self, error: DBAPIError) -> bool:
         return self._backend.transient(error) or self._backend.meaning(error) == "interrupted"
 
-    def _left(self) -> float | None:
-        """Return the seconds until the timeout; ``None`` without one."""
-        return None if self._timeout is None else max(0.0, self._began + self._timeout - time.monotonic())
-
-    def _at_most(self, longest: float) -> float:
-        remaining = self._left()
-        return longest if remaining is None else min(longest, remaining)
+    def _left(self) -> float:
+        """Return the seconds until the timeout; infinite without one."""
+        return math.inf if self._timeout is None else max(0.0, self._began + self._timeout - time.monotonic())
 
     def _row_timeout(self) -> float:
-        return ROW_TIMEOUT if self._timeout == 0 else max(0.01, self._at_most(ROW_TIMEOUT))
+        return ROW_TIMEOUT if self._timeout == 0 else max(0.01, min(ROW_TIMEOUT, self._left()))
 
     def _pause(self, backoff: Backoff) -> None:
         if self._left() == 0:
             raise self._timed_out()
-        self._locks._sleep(self._at_most(backoff.pause()))
+        self._locks._sleep(min(backoff.pause(), self._left()))
 
     def _timed_out(self) -> LockTimeout:
         within = "(timeout=0)" if self._timeout == 0 else f"within {self._timeout:g} s"
@@ -343,3 +345,60 @@ def _holders_of(name: str, rows: Iterable[Any]) -> list[PermitHolder]:
         for row in rows
         if not row.expired
     ]
+
+
+class ServerQueue:
+    """One position in the queue of a semaphore that the server keeps, of all processes, in a transaction of its own.
+
+    It is an advisory lock of a transaction on PostgreSQL, and ``GET_LOCK`` on MySQL and MariaDB. A connection that dies
+    drops out of it, and the server ends one that is at the head and silent for ten seconds.
+    """
+
+    def __init__(self, engine: Engine, key: int) -> None:
+        self._transaction, self._key, self._joined = ShortTransaction(connect(engine)), key, False
+        try:
+            self._transaction.begin()
+        except BaseException as error:
+            self._transaction.abandon(error)
+            raise
+
+    def __enter__(self) -> ServerQueue:
+        return self
+
+    def join(self, timeout: float) -> bool:
+        """Wait for the head of the queue; return whether it was reached, where no error says so.
+
+        ``False`` on a server without queues, too, and through a pooler, whose server connection the holder may need to
+        release.
+
+        :param timeout: the longest wait in seconds; may be infinite.
+        """
+        backend, connection = self._transaction.backend, self._transaction.connection
+        with translated(backend):
+            if backend.shortest_queue_wait is None or behind_pooler(connection):
+                return False
+            self._joined = True
+            return backend.join_queue(
+                connection, self._key, _LONGEST_JOIN if timeout is None else min(_LONGEST_JOIN, timeout)
+            )
+
+    def run(self, operation: Operation[Any]) -> Any:
+        """Execute an operation in the transaction, and return its value."""
+        return Execution(self._transaction.connection, operation, {}).perform(unpack=True)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        connection = self._transaction.connection
+        try:
+            if self._joined and not connection.invalidated:
+                try:
+                    self._transaction.backend.leave_queue(connection, self._key)
+                except BaseException as raised:
+                    # a connection that is still in the queue must not go back to the pool; and what was granted, or
+                    # has failed, is more important than that it died
+                    connection.invalidate()
+                    if not isinstance(raised, Exception):
+                        raise
+        finally:
+            self._transaction.abandon(error)

@@ -25,7 +25,7 @@ from starlette.responses import Response
 from sqlalchemy_locks._validation import bounded_seconds, escape_unprintable
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.facade.async_locks import AsyncAlive, AsyncLocks
-from sqlalchemy_locks.facade.semaphores import Alive
+from sqlalchemy_locks.facade.sweep import Alive
 from sqlalchemy_locks.integrations.problem import Problem, problem_of
 
 __all__ = ["LockProblem", "StarletteLocks", "answer", "locks_of"]

@@ -11,14 +11,15 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import ARRAY, BigInteger, Boolean, Integer, bindparam, false, literal_column, null, select, true
 from sqlalchemy.sql import Executable
+from sqlalchemy.types import NullType
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
-from sqlalchemy_locks.dialects.base import milliseconds
+from sqlalchemy_locks.dialects.postgresql import milliseconds
 from sqlalchemy_locks.errors import LockTimeout
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.lock import innodb, write_lock
-from sqlalchemy_locks.sql.elements import LOCK_KEY, LockFunction, Void
+from sqlalchemy_locks.sql.elements import LOCK_KEY, LockFunction
 
 #: of the functions that wait: how long, in milliseconds
 _WAIT = bindparam("wait_ms", None, Integer())
@@ -38,6 +39,7 @@ class _AcquireLock(OperationImpl):
     """The four ways to acquire a key."""
 
     held_by = "transaction"
+    uses_nonce = False
 
     def __init__(self, mode: _Mode) -> None:
         super().__init__()
@@ -52,7 +54,7 @@ class _AcquireLock(OperationImpl):
         allow_stale = true() if mode.allow_stale else false()
         if mode.tries:
             return select(LockFunction(self.function, LOCK_KEY, allow_stale, type_=Boolean()))
-        return select(LockFunction(self.function, LOCK_KEY, allow_stale, _WAIT, type_=Void()))
+        return select(LockFunction(self.function, LOCK_KEY, allow_stale, _WAIT, type_=NullType()))
 
     def multi_statement_reason(self, context: BuildContext) -> str:
         if context.backend.single_writer:
@@ -83,7 +85,10 @@ class _Unlock(OperationImpl):
 
     def build(self, context: BuildContext) -> Executable | None:
         # elsewhere nothing is left that could be removed
-        return select(LockFunction("unlock", LOCK_KEY, type_=Void()) if context.backend.schemas else null())
+        return select(LockFunction("unlock", LOCK_KEY, type_=NullType()) if context.backend.schemas else null())
+
+    def run(self, execution: Execution) -> None:
+        super().run(execution).close()
 
 
 class _KeysOperation(OperationImpl):
@@ -134,6 +139,14 @@ _CREATE = _KeysOperation(
 )
 
 
+def acquire(key: int, *, shared: bool, tries: bool, allow_stale: bool = False) -> Operation[Any]:
+    """Return the acquisition of a key.
+
+    :param tries: only if it is free. :param allow_stale: even where the snapshot is older than the lock.
+    """
+    return Operation(_ACQUIRE[_Mode(shared, tries, allow_stale)], {"lock_key": key})
+
+
 @shaped(NONE_ROW)
 def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     """Wait for a key and hold it exclusively until the transaction ends.
@@ -154,7 +167,7 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     >>> with Session(engine) as session, session.begin():
     ...     session.execute(sl.lock.exclusive("invoice:42"))
     """
-    return Operation(_ACQUIRE[_Mode(False, False, allow_stale)], {"lock_key": as_key(name)})
+    return acquire(as_key(name), shared=False, tries=False, allow_stale=allow_stale)
 
 
 @shaped(NONE_ROW)
@@ -167,7 +180,7 @@ def shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
 
     >>> session.execute(sl.lock.shared("prices"))
     """
-    return Operation(_ACQUIRE[_Mode(True, False, allow_stale)], {"lock_key": as_key(name)})
+    return acquire(as_key(name), shared=True, tries=False, allow_stale=allow_stale)
 
 
 @shaped(BOOL_ROW)
@@ -183,7 +196,7 @@ def try_exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[An
     >>> session.scalar(sl.lock.try_exclusive("invoice:42"))
     True
     """
-    return Operation(_ACQUIRE[_Mode(False, True, allow_stale)], {"lock_key": as_key(name)})
+    return acquire(as_key(name), shared=False, tries=True, allow_stale=allow_stale)
 
 
 @shaped(BOOL_ROW)
@@ -193,7 +206,7 @@ def try_shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     >>> session.scalar(sl.lock.try_shared("prices"))
     True
     """
-    return Operation(_ACQUIRE[_Mode(True, True, allow_stale)], {"lock_key": as_key(name)})
+    return acquire(as_key(name), shared=True, tries=True, allow_stale=allow_stale)
 
 
 @shaped(NONE_ROW)

@@ -25,9 +25,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, translated
-from sqlalchemy_locks.core.side_connection import side_connection, side_options
+from sqlalchemy_locks.core.side_pool import side_connection, side_options
 from sqlalchemy_locks.dialects.base import not_writable
-from sqlalchemy_locks.dialects.connections import begins_read_committed
+from sqlalchemy_locks.dialects.checks import COMMITTED
 from sqlalchemy_locks.errors import LockTimeout, MustRollback, PoolTimeout
 from sqlalchemy_locks.sql.clock import SecondsAgo
 from sqlalchemy_locks.sql.elements import LOCK_KEY, ReadCommitted, TakeRow, Writable
@@ -132,7 +132,7 @@ def _lock_present(
     """
     at_any_level = at_any_level or execution.read_committed
     statement = _look(execution.context.tables.locked_keys, shared, nowait, at_any_level)
-    if not (at_any_level or begins_read_committed(execution.connection)):
+    if not (at_any_level or execution.level in COMMITTED):
         # without a table: on MariaDB a table's mere name makes the snapshot of a SERIALIZABLE transaction
         row: Any = execution.execute(_settings, {}).one()
         if row.writable and not row.read_committed:

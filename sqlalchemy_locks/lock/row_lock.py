@@ -9,21 +9,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import (
-    Enum,
-    Integer,
-    Numeric,
-    Select,
-    String,
-    Table,
-    and_,
-    bindparam,
-    delete,
-    false,
-    inspect,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.selectable import TypedReturnsRows
 
@@ -49,8 +35,8 @@ class _Row(OperationImpl):
 
     def __init__(self, entity: Any) -> None:
         super().__init__()
-        inspected: Any = inspect(entity, raiseerr=False)
-        if isinstance(entity, Table):
+        inspected: Any = sa.inspect(entity, raiseerr=False)
+        if isinstance(entity, sa.Table):
             self.mapper: Mapper[Any] | None = None
             self.tables: tuple[Any, ...] = (entity,)
             self.key_columns: tuple[Any, ...] = tuple(entity.primary_key)
@@ -72,9 +58,9 @@ class _Row(OperationImpl):
     def multi_statement_reason(self, context: BuildContext) -> str:
         return "which has no row locks: the write lock is acquired first, by a statement of its own"
 
-    def _select_row(self, context: BuildContext) -> Select[Any]:
-        pairs = [column == bindparam(f"pk_{n}", type_=column.type) for n, column in enumerate(self.key_columns)]
-        statement = select(self.entity).where(and_(*pairs))
+    def _select_row(self, context: BuildContext) -> sa.Select[Any]:
+        pairs = [column == sa.bindparam(f"pk_{n}", type_=column.type) for n, column in enumerate(self.key_columns)]
+        statement = sa.select(self.entity).where(sa.and_(*pairs))
         if context.backend.key_rows:
             statement = statement.where(Writable())
         if not context.backend.single_writer:
@@ -89,7 +75,7 @@ class _Row(OperationImpl):
     def run(self, execution: Execution) -> Any:
         statement: Any = self.statement(execution.context)
         if statement is None:
-            wait_for_write_lock(execution, delete(self.tables[0]).where(false()))
+            wait_for_write_lock(execution, sa.delete(self.tables[0]).where(sa.false()))
             statement = self._select_row(execution.context)
         with execution.waiting():
             # twice: a row that was deleted and inserted again during the wait is missed by PostgreSQL
@@ -99,7 +85,8 @@ class _Row(OperationImpl):
                     return rows()
         if not execution.backend.writable(execution.connection):
             raise not_writable(execution.backend.name)
-        raise UnknownRow(f"{self._entity_name()} has no row {_key_shown(execution)}: nothing was locked")
+        key = ", ".join(map(repr, execution.values.values()))
+        raise UnknownRow(f"{self._entity_name()} has no row {key}: nothing was locked")
 
     def _select(self, execution: Execution, statement: Any) -> Any:
         if self.mapper is None or execution.session is None:
@@ -113,13 +100,9 @@ class _Row(OperationImpl):
 
     def route(self) -> dict[str, Any]:
         if self.mapper is None:
-            return {"clause": update(self.tables[0])}
+            return {"clause": sa.update(self.tables[0])}
         table: Any = self.mapper.local_table
-        return {"mapper": self.mapper, "clause": update(table)}
-
-
-def _key_shown(execution: Execution) -> str:
-    return ", ".join(repr(value) for value in execution.values.values())
+        return {"mapper": self.mapper, "clause": sa.update(table)}
 
 
 _impl_of = lru_cache(maxsize=1024)(_Row)
@@ -177,9 +160,9 @@ def _values(impl: _Row, ident: Any) -> dict[str, Any]:
 def _check_type(column: Any, value: Any) -> None:
     """Refuse a value that a server might convert to other rows' keys: to MySQL, '42-eu' is equal to the number 42."""
     type_ = column.type
-    if isinstance(type_, String) and not isinstance(type_, Enum) and not isinstance(value, str):
+    if isinstance(type_, sa.String) and not isinstance(type_, sa.Enum) and not isinstance(value, str):
         raise TypeError(f"the primary key {column} is a text, not {value!r}")
-    if isinstance(type_, (Integer, Numeric)) and isinstance(value, (str, bytes)):
+    if isinstance(type_, (sa.Integer, sa.Numeric)) and isinstance(value, (str, bytes)):
         raise TypeError(f"the primary key {column} is a number, not {value!r}")
 
 
@@ -193,7 +176,7 @@ if TYPE_CHECKING:
             _select: Callable[[type[T]], TypedReturnsRows[R]],
         ) -> Callable[[Callable[..., Operation[Any]]], Callable[[type[T], Any], Operation[R]]]: ...
 
-        @_like(select)
+        @_like(sa.select)
         def row(entity: Any, ident: Any) -> Operation[Any]: ...  # pyright: ignore[reportRedeclaration]
 
     else:
@@ -201,7 +184,7 @@ if TYPE_CHECKING:
         def _of_shape(shape: TypedReturnsRows[R]) -> Operation[R]: ...
 
         def row(entity: type[T], ident: Any):
-            return _of_shape(select(entity))
+            return _of_shape(sa.select(entity))
 else:
     row = _row
     row.__name__ = row.__qualname__ = "row"

@@ -15,8 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.exc import CompileError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.engine_state import behind_pooler
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, behind_pooler
 from sqlalchemy_locks.core.typing import BOOL_ROW, NONE_ROW, shaped
 from sqlalchemy_locks.dialects.base import not_writable
 from sqlalchemy_locks.errors import LockTimeout, Unsupported

@@ -1,1 +1,1 @@
-"""Transactions, retries, queues and threads of the process: what the facade is made of, and no SQL pattern."""
+"""Events, renewal, re-entry, and queues of the process: what the facade is made of, and no SQL pattern."""

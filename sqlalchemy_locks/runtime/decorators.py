@@ -73,21 +73,6 @@ def in_async_block(
     return within
 
 
-def when_due(due: Callable[[], bool], what: str) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-    """Return a decorator: a call runs the function when ``due()`` is true, and else returns ``None``."""
-
-    def decorate(function: Callable[P, T]) -> Callable[P, T | None]:
-        check_plain(function, what)
-
-        @functools.wraps(function)
-        def run(*args: P.args, **kwargs: P.kwargs) -> T | None:
-            return function(*args, **kwargs) if due() else None
-
-        return run
-
-    return decorate
-
-
 def _check(function: Any, what: str) -> None:
     if isinstance(function, (staticmethod, classmethod)):
         raise TypeError(f"put {what} below @{type(function).__name__}, next to the function")

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from sqlalchemy import event
@@ -21,6 +22,8 @@ log = logging.getLogger("sqlalchemy_locks")
 
 _LEVELS = {"lost": logging.WARNING, "retried": logging.WARNING, "swept": logging.INFO}
 _DEBUG = logging.DEBUG
+#: whether every event is logged; checked before frequent events, as ``Observed._listened`` is
+is_logged = partial(log.isEnabledFor, _DEBUG)
 
 
 class Observed(EventTarget):
@@ -29,15 +32,8 @@ class Observed(EventTarget):
     #: it has, or had, a listener
     _listened = False
 
-    @property
-    def _has_listeners(self) -> bool:
-        """Whether an event may have a listener or a log; checked before frequent events."""
-        return self._listened or log.isEnabledFor(_DEBUG)
-
-    @property
-    def owner(self) -> str:
-        """The owner that is stored with what is acquired."""
-        raise NotImplementedError
+    #: the owner that is stored with what is acquired
+    owner: str
 
     @property
     def engine_name(self) -> str:
@@ -50,18 +46,12 @@ class Observed(EventTarget):
         kind: str,
         names: Iterable[str | int],
         *,
-        waited: float | None = None,
-        held: float | None = None,
-        shared: bool = False,
         owner: str | None = None,
-        fence: int | Mapping[str, int] | None = None,
-        external_id: str | None = None,
-        count: int | None = None,
-        error: BaseException | None = None,
+        **details: Any,
     ) -> None:
         """Emit an event.
 
-        :param what: its name: one of the methods of ``LockEvents``.
+        :param what: its name: one of the methods of ``LockEvents``. :param details: the attributes of ``LockEvent``.
         """
         listeners = getattr(self.dispatch, what)
         level = _LEVELS.get(what, _DEBUG)
@@ -74,13 +64,7 @@ class Observed(EventTarget):
             names=tuple(names),
             engine=self.engine_name,
             owner=self.owner if owner is None else owner,
-            shared=shared,
-            waited=waited,
-            held=held,
-            fence=fence,
-            external_id=external_id,
-            count=count,
-            error=error,
+            **details,
         )
         if logged:
             with contextlib.suppress(Exception):  # a log handler that raises breaks no lock, either

@@ -14,23 +14,11 @@ from __future__ import annotations
 import math
 import typing
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
+from datetime import timedelta, timezone
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import (
-    ARRAY,
-    BigInteger,
-    Boolean,
-    Float,
-    Integer,
-    Row,
-    Text,
-    bindparam,
-    literal,
-    literal_column,
-    select,
-)
+from sqlalchemy import ARRAY, BigInteger, Boolean, Float, Integer, Row, Text, bindparam, literal, literal_column, select
 from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
@@ -40,11 +28,11 @@ from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
 from sqlalchemy_locks.semaphore.base import (
+    EXTERNAL_ID,
     WAIT,
     SemaphoreImpl,
     Usage,
     delete_request,
-    external_id_of,
     lock_request,
     lock_semaphore,
     mark_changed,
@@ -95,7 +83,8 @@ class AcquirePermits(SemaphoreImpl):
         state, replayed, token, expires_at, fences, exhausted, capacities = tuple(row)
         if state in (UNKNOWN, CONFLICT):
             raise _refused(execution, state, exhausted)
-        return _grant(execution, state, token, expires_at, fences or (), exhausted or (), replayed, capacities or ())
+        until = expires_at and expires_at.astimezone(timezone.utc)
+        return _grant(execution, state, token, until, fences or (), exhausted or (), replayed, capacities or ())
 
     def run_statements(self, execution: Execution, sql: Statements) -> Grant:
         occupied = self._occupied_queues(execution, sql)
@@ -178,7 +167,7 @@ class AcquirePermits(SemaphoreImpl):
             raise _refused(execution, CONFLICT, ())
         state = EXPIRED if request.state == ACQUIRED and request.expired else request.state
         fences = [by_name[name].fence for name in wanted]
-        return _grant(execution, state, request.token, request.until, fences, (), True)
+        return _grant(execution, state, request.token, utc(request.until), fences, (), True)
 
     def _decide(self, execution: Execution, sql: Statements, request: int) -> Grant:
         permits, ttl = execution.values["permits"], execution.values["ttl_seconds"]
@@ -231,7 +220,7 @@ class AcquirePermits(SemaphoreImpl):
         if began is None or now - began > timedelta(seconds=min(0.01, ttl / 100)):
             execution.execute(sql.start_lease, {"row_id": request, "now": now})
             began = now
-        return began + timedelta(seconds=ttl)
+        return utc(began + timedelta(seconds=ttl))
 
 
 def _queue_keys(execution: Execution) -> Sequence[int] | None:
@@ -271,7 +260,7 @@ def _grant(
         fence=dict(zip(permits, fences, strict=False)),
         exhausted=tuple(exhausted),
         replayed=replayed and not own,
-        expires_at=utc(until) if state in (ACQUIRED, EXPIRED) else None,
+        expires_at=until if state in (ACQUIRED, EXPIRED) else None,
         token=token,
         capacities=tuple(capacities),
     )
@@ -337,7 +326,7 @@ def acquire(
         "permits": counts,
         "names": list(counts),
         "counts": list(counts.values()),
-        "external_id": uuid4().hex if external_id is None else external_id_of(external_id),
+        "external_id": uuid4().hex if external_id is None else valid_name(external_id, EXTERNAL_ID),
         "owner": None if owner is None else valid_name(owner, "an owner"),
         "ttl_seconds": held_for,
         "replaces_expired": False,

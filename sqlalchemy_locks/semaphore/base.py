@@ -18,13 +18,15 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
-from sqlalchemy_locks.core.side_connection import side_connection, side_options
-from sqlalchemy_locks.dialects.base import milliseconds
+from sqlalchemy_locks.core.side_pool import side_connection, side_options
+from sqlalchemy_locks.dialects.postgresql import milliseconds
 from sqlalchemy_locks.errors import LockTimeout, Unsupported
 from sqlalchemy_locks.semaphore.statements import Statements, statements
 from sqlalchemy_locks.sql.elements import LockFunction, ReadCommitted
 from sqlalchemy_locks.values import Grant
 
+#: what error messages call an id
+EXTERNAL_ID = "the external_id of a request"
 #: of the functions: how long to wait for a lock, in milliseconds
 WAIT = bindparam("wait_ms", None, Integer())
 #: the semaphores whose rows a transaction of InnoDB has changed itself: there it sees its own version of the row
@@ -64,7 +66,6 @@ class SemaphoreImpl(OperationImpl):
         )
 
     def check_connection(self, execution: Execution) -> None:
-        super().check_connection(execution)
         several = self.writes and self.statement(execution.context) is None
         if several and execution.backend.autocommit(execution.connection):
             raise self._refuse_autocommit(execution)
@@ -268,12 +269,9 @@ def delete_request(execution: Execution, sql: Statements, request: int) -> None:
     execution.execute(sql.delete_request, {"row_id": request})
 
 
-def external_id_of(value: Any) -> str:
-    """Return the id of a request, validated, as it is stored; of a grant, its own."""
-    return valid_name(getattr(value, "external_id", value), "the external_id of a request")
-
-
-def token_of(value: str | Grant) -> str | None:
-    """Return what tells a grant's request from every other of its id; ``None`` for a bare id, which matches any."""
-    # a denied grant has no request: "" matches none
-    return value.token or "" if isinstance(value, Grant) else None
+def identity_of(request: str | Grant) -> dict[str, Any]:
+    """Return the values that identify a request: of a grant its own, and of a bare id any."""
+    if isinstance(request, Grant):
+        # a denied grant has no request: "" matches none
+        return {"external_id": request.external_id, "token": request.token or ""}
+    return {"external_id": valid_name(request, EXTERNAL_ID), "token": None}

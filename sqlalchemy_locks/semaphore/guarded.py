@@ -14,7 +14,7 @@ from sqlalchemy_locks.core.entities import entity_of
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, execute_in_session
 from sqlalchemy_locks.core.typing import BOOL_ROW, shaped
 from sqlalchemy_locks.errors import LockLost, Unsupported
-from sqlalchemy_locks.semaphore.base import SemaphoreImpl, external_id_of, share_request, token_of
+from sqlalchemy_locks.semaphore.base import SemaphoreImpl, identity_of, share_request
 from sqlalchemy_locks.semaphore.statements import RELEASED
 from sqlalchemy_locks.values import Grant
 
@@ -89,5 +89,4 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
         raise Unsupported("guarded answers True or False: leave RETURNING out of its statement, and read afterwards")
     if isinstance(grant, Grant) and not grant.acquired:
         raise LockLost(f"the request {grant.external_id!r} was not granted: there is nothing to write under")
-    values = {"external_id": external_id_of(grant), "token": token_of(grant)}
-    return Operation(Guarded(statement), values)
+    return Operation(Guarded(statement), identity_of(grant))

@@ -6,24 +6,7 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Float,
-    Integer,
-    String,
-    and_,
-    bindparam,
-    case,
-    cast,
-    func,
-    literal,
-    literal_column,
-    null,
-    or_,
-    select,
-    type_coerce,
-    union_all,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import valid_int, valid_name
@@ -36,9 +19,9 @@ from sqlalchemy_locks.sql.tables import Tables
 AGES = (60, 600, 3600, 6 * 3600, 86400)
 #: the maximum number of semaphores whose holders are read at once
 SEMAPHORES = 50
-_NAME = bindparam("name", type_=String())
-_EACH, _LIMIT = bindparam("each", type_=Integer()), bindparam("limit", type_=Integer())
-_ONE: Any = literal_column("1e0", Float())
+_NAME = sa.bindparam("name", type_=sa.String())
+_EACH, _LIMIT = sa.bindparam("each", type_=sa.Integer()), sa.bindparam("limit", type_=sa.Integer())
+_ONE: Any = sa.literal_column("1e0", sa.Float())
 
 
 class ReadSemaphores(OperationImpl):
@@ -57,20 +40,20 @@ def _use(context: BuildContext, *, of_one: bool = False) -> Any:
     :param of_one: of the semaphore ``name`` alone, and without ``capacity`` and ``on_demand``.
     """
     sem, per = context.tables.semaphore.alias("each_semaphore"), context.tables.permit
-    held = and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
+    held = sa.and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
     sums = (
-        cast(func.coalesce(func.sum(per.c.count), 0), BigInteger()).label("used"),
-        func.count(per.c.permit_request_id).label("holders"),
-        func.min(per.c.permit_request_id).label("oldest"),
+        sa.cast(sa.func.coalesce(sa.func.sum(per.c.count), 0), sa.BigInteger()).label("used"),
+        sa.func.count(per.c.permit_request_id).label("holders"),
+        sa.func.min(per.c.permit_request_id).label("oldest"),
     )
-    each: Any = select(sem.c.id, *sums).select_from(sem.outerjoin(per, held)).group_by(sem.c.id)
+    each: Any = sa.select(sem.c.id, *sums).select_from(sem.outerjoin(per, held)).group_by(sem.c.id)
     if of_one:
         return each.where(sem.c.name == _NAME)
     each, columns = each.where(sem.c.capacity.is_not(None)), (sem.c.capacity, sem.c.on_demand)
     if context.backend.partial_indexes:
         return each.add_columns(*columns).group_by(*columns)
     # MySQL and MariaDB would sort all rows to group by more than the key
-    return each.add_columns(*(func.min(column).label(column.name) for column in columns))
+    return each.add_columns(*(sa.func.min(column).label(column.name) for column in columns))
 
 
 class ReadUsage(ReadSemaphores):
@@ -86,13 +69,13 @@ class ReadUsage(ReadSemaphores):
         sem, req = context.tables.semaphore, context.tables.permit_request
         use = _use(context, of_one=self._of_one).subquery("counted")
         usage = (
-            select(
+            sa.select(
                 sem.c.name,
                 sem.c.capacity,
                 use.c.used,
                 req.c.external_id.label("oldest_holder"),
                 req.c.owner.label("oldest_owner"),
-                type_coerce(req.c.created_at, UTC()).label("oldest_since"),
+                sa.type_coerce(req.c.created_at, UTC()).label("oldest_since"),
                 use.c.holders,
             )
             .select_from(sem.join(use, use.c.id == sem.c.id).outerjoin(req, req.c.id == use.c.oldest))
@@ -112,27 +95,27 @@ class Fullest(ReadSemaphores):
         sem, req = context.tables.semaphore, context.tables.permit_request
         use = _use(context).cte("counted")
         lease, in_use = use.c.on_demand, use.c.holders > 0
-        full = and_(in_use, use.c.used >= use.c.capacity)
-        share = case((full, _ONE), (in_use, _ONE * use.c.used / use.c.capacity), else_=_ONE * 0)
-        order = case((lease, _ONE), else_=share).desc(), case((lease, use.c.oldest)), use.c.id
-        place = func.row_number().over(partition_by=lease, order_by=order)
+        full = sa.and_(in_use, use.c.used >= use.c.capacity)
+        share = sa.case((full, _ONE), (in_use, _ONE * use.c.used / use.c.capacity), else_=_ONE * 0)
+        order = sa.case((lease, _ONE), else_=share).desc(), sa.case((lease, use.c.oldest)), use.c.id
+        place = sa.func.row_number().over(partition_by=lease, order_by=order)
         # few columns, and no names: all semaphores are sorted
-        placed = select(use.c.id, lease, use.c.used, use.c.holders, use.c.oldest, place.label("place"))
-        ranked = placed.where(or_(in_use, ~lease)).subquery("ranked")
-        none: Any = cast(null(), BigInteger())
+        placed = sa.select(use.c.id, lease, use.c.used, use.c.holders, use.c.oldest, place.label("place"))
+        ranked = placed.where(sa.or_(in_use, ~lease)).subquery("ranked")
+        none: Any = sa.cast(sa.null(), sa.BigInteger())
         columns = (ranked.c.id, ranked.c.on_demand, ranked.c.used, ranked.c.holders, ranked.c.oldest, ranked.c.place)
-        rows = select(*columns, none.label("total"), none.label("full")).where(ranked.c.place <= _LIMIT)
-        permits = cast(func.sum(use.c.used), BigInteger())
-        counts = (none, lease, permits, _count_if(in_use), none, literal(0), func.count(), _count_if(full))
-        chosen = union_all(rows, select(*counts).group_by(lease)).subquery("chosen")
+        rows = sa.select(*columns, none.label("total"), none.label("full")).where(ranked.c.place <= _LIMIT)
+        permits = sa.cast(sa.func.sum(use.c.used), sa.BigInteger())
+        counts = (none, lease, permits, _count_if(in_use), none, sa.literal(0), sa.func.count(), _count_if(full))
+        chosen = sa.union_all(rows, sa.select(*counts).group_by(lease)).subquery("chosen")
         return (
-            select(
+            sa.select(
                 chosen,
                 sem.c.name,
                 sem.c.capacity,
                 req.c.external_id.label("oldest_holder"),
                 req.c.owner.label("oldest_owner"),
-                type_coerce(req.c.created_at, UTC()).label("oldest_since"),
+                sa.type_coerce(req.c.created_at, UTC()).label("oldest_since"),
             )
             .select_from(chosen.outerjoin(sem, sem.c.id == chosen.c.id).outerjoin(req, req.c.id == chosen.c.oldest))
             .order_by(chosen.c.on_demand, chosen.c.place)
@@ -146,13 +129,13 @@ class Holders(ReadSemaphores):
         sem, req, per = tables.semaphore, tables.permit_request, tables.permit
         joined = per.join(sem, sem.c.id == per.c.semaphore_id).join(req, req.c.id == per.c.permit_request_id)
         return (
-            select(
+            sa.select(
                 req.c.external_id,
                 req.c.owner,
                 per.c.count.label("permits"),
                 per.c.fence,
-                type_coerce(req.c.created_at, UTC()).label("since"),
-                type_coerce(expiry(req), UTC()).label("expires_at"),
+                sa.type_coerce(req.c.created_at, UTC()).label("since"),
+                sa.type_coerce(expiry(req), UTC()).label("expires_at"),
                 _expired(req).label("expired"),
             )
             .select_from(joined)
@@ -173,16 +156,16 @@ class History(ReadSemaphores):
     def select(self, tables: Tables) -> Executable:
         sem, his = tables.semaphore, tables.semaphore_history
         # a subquery: MariaDB would begin a join with the semaphores, and sort
-        name = select(sem.c.name).where(sem.c.id == his.c.semaphore_id).scalar_subquery()
-        changed_at = type_coerce(his.c.changed_at, UTC()).label("changed_at")
+        name = sa.select(sem.c.name).where(sem.c.id == his.c.semaphore_id).scalar_subquery()
+        changed_at = sa.type_coerce(his.c.changed_at, UTC()).label("changed_at")
         # in the order of an index, in both cases, so that no more is read than the limit
         changes = (
-            select(name.label("name"), his.c.old_capacity, his.c.new_capacity, his.c.changed_by, changed_at)
+            sa.select(name.label("name"), his.c.old_capacity, his.c.new_capacity, his.c.changed_by, changed_at)
             .order_by(his.c.id.desc())
             .limit(_LIMIT)
         )
         if self._of_one:
-            of_one = select(sem.c.id).where(sem.c.name == _NAME).correlate(None).scalar_subquery()
+            of_one = sa.select(sem.c.id).where(sem.c.name == _NAME).correlate(None).scalar_subquery()
             changes = changes.where(his.c.semaphore_id == of_one)
         return changes
 
@@ -196,13 +179,13 @@ class OldestHolders(ReadSemaphores):
         req, per = tables.permit_request, tables.permit
 
         def part(number: int) -> Any:
-            of = per.c.semaphore_id == bindparam(f"semaphore_{number}", type_=BigInteger())
-            oldest = select(per.c.id).where(of, per.c.state == HELD_STATE).order_by(per.c.permit_request_id)
-            return select(oldest.limit(_EACH).subquery().c.id)
+            of = per.c.semaphore_id == sa.bindparam(f"semaphore_{number}", type_=sa.BigInteger())
+            oldest = sa.select(per.c.id).where(of, per.c.state == HELD_STATE).order_by(per.c.permit_request_id)
+            return sa.select(oldest.limit(_EACH).subquery().c.id)
 
-        chosen = union_all(*map(part, range(SEMAPHORES))).subquery("chosen")
+        chosen = sa.union_all(*map(part, range(SEMAPHORES))).subquery("chosen")
         return (
-            select(
+            sa.select(
                 per.c.semaphore_id,
                 req.c.token,
                 req.c.external_id,
@@ -226,22 +209,22 @@ class HolderAges(ReadSemaphores):
     def select(self, tables: Tables) -> Executable:
         req = tables.permit_request
         # the order of an index: of what is held, that is the order of the grants
-        held = select(Elapsed(req.c.created_at).label("age"), _expired(req).label("expired"))
+        held = sa.select(Elapsed(req.c.created_at).label("age"), _expired(req).label("expired"))
         held = held.where(req.c.state == HELD_STATE).order_by(req.c.updated_at)
         oldest = held.limit(_LIMIT).subquery("oldest")
         age = oldest.c.age
-        between = [and_(age >= least, age < most) for least, most in itertools.pairwise(AGES)]
+        between = [sa.and_(age >= least, age < most) for least, most in itertools.pairwise(AGES)]
         within = [age < AGES[0], *between, age >= AGES[-1]]
         parts = [_count_if(condition).label(f"age_{number}") for number, condition in enumerate(within)]
-        return select(*parts, _count_if(oldest.c.expired).label("expired")).select_from(oldest)
+        return sa.select(*parts, _count_if(oldest.c.expired).label("expired")).select_from(oldest)
 
 
 def _expired(request: Any) -> Any:
-    return func.coalesce(expiry(request) <= Now(), literal(False))
+    return sa.func.coalesce(expiry(request) <= Now(), sa.literal(False))
 
 
 def _count_if(condition: Any) -> Any:
-    return cast(func.coalesce(func.sum(case((condition, 1), else_=0)), 0), BigInteger())
+    return sa.cast(sa.func.coalesce(sa.func.sum(sa.case((condition, 1), else_=0)), 0), sa.BigInteger())
 
 
 _USAGE, _USAGE_OF_ONE, _HOLDERS = ReadUsage(), ReadUsage(of_one=True), Holders()

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from sqlalchemy import Boolean, Row, Text, bindparam, literal, select
 from sqlalchemy.exc import IntegrityError
-from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.typing import BOOL_ROW, shaped
-from sqlalchemy_locks.semaphore.base import (
-    WAIT,
-    SemaphoreImpl,
-    delete_request,
-    end_request,
-    external_id_of,
-    lock_request,
-    token_of,
-)
+from sqlalchemy_locks.semaphore.base import WAIT, SemaphoreImpl, delete_request, end_request, identity_of, lock_request
 from sqlalchemy_locks.semaphore.statements import RELEASED, Statements
 from sqlalchemy_locks.sql.elements import LockFunction
 from sqlalchemy_locks.values import Grant, Released
@@ -32,72 +24,45 @@ def _lock_own_request(execution: Execution, sql: Statements) -> Row[Any] | None:
     return row if row is not None and execution.values["token"] in (None, row.token) else None
 
 
-class ReleasePermits(SemaphoreImpl):
-    name = "semaphore.release"
+class EndRequest(SemaphoreImpl):
+    """Releases a request.
 
-    def call(self) -> LockFunction:
-        return LockFunction("semaphore_release", *_ARGUMENTS, type_=Text())
+    :param deletes: its work has failed: it is deleted, so that its id can be granted again.
+    :param withdraws: it may still be under way: one that arrives later is not granted.
+    """
+
+    def __init__(self, name: str, *, deletes: bool = False, withdraws: bool = False) -> None:
+        super().__init__()
+        self.name, self.deletes, self.withdraws = name, deletes, withdraws
+
+    def call(self) -> LockFunction | None:
+        several = self.deletes or self.withdraws
+        return None if several else LockFunction("semaphore_release", *_ARGUMENTS, type_=Text())
 
     def answer(self, execution: Execution, row: Row[Any]) -> Released:
         return Released(row[0])
 
     def run_statements(self, execution: Execution, sql: Statements) -> Released:
+        if self.withdraws:
+            self._insert_ended(execution, sql)
         request = _lock_own_request(execution, sql)
         if request is None:
             return Released.UNKNOWN
-        if request.state == RELEASED:
-            return Released.ALREADY_RELEASED
-        end_request(execution, sql, request.id)
-        return Released.RELEASED
+        if self.deletes:
+            delete_request(execution, sql, request.id)
+        elif request.state != RELEASED:
+            end_request(execution, sql, request.id)
+        return Released.ALREADY_RELEASED if request.state == RELEASED else Released.RELEASED
 
-
-def _insert_ended(execution: Execution, sql: Statements) -> None:
-    """Insert a request that has ended, unless there is one of this id: it waits for one that is under way."""
-    values = {name: execution.values[name] for name in ("external_id", "token")}
-    try:
-        execution.execute(sql.insert_absent_request, {**values, "owner": None, "ttl_seconds": None, "state": RELEASED})
-    except IntegrityError as error:
-        if execution.backend.meaning(error) != "duplicate":
-            raise
-
-
-class WithdrawRequest(ReleasePermits):
-    """Ends a request that may still be under way: it waits for that one, and one that arrives later is not granted."""
-
-    name = "semaphore.withdraw"
-
-    def build(self, context: BuildContext) -> Executable | None:
-        return None
-
-    def run_statements(self, execution: Execution, sql: Statements) -> Released:
-        _insert_ended(execution, sql)
-        return super().run_statements(execution, sql)
-
-
-class AbandonRequest(ReleasePermits):
-    """Deletes a request whose work has failed, so that its id can be granted again."""
-
-    name = "semaphore.abandon"
-
-    def build(self, context: BuildContext) -> Executable | None:
-        return None
-
-    def run_statements(self, execution: Execution, sql: Statements) -> Released:
-        request = _lock_own_request(execution, sql)
-        if request is None:
-            return Released.UNKNOWN
-        delete_request(execution, sql, request.id)
-        return Released.RELEASED if request.state != RELEASED else Released.ALREADY_RELEASED
-
-
-class ForgetRequest(AbandonRequest):
-    """Deletes a request that may still be under way, so that its id can be granted again."""
-
-    name = "semaphore.forget"
-
-    def run_statements(self, execution: Execution, sql: Statements) -> Released:
-        _insert_ended(execution, sql)
-        return super().run_statements(execution, sql)
+    def _insert_ended(self, execution: Execution, sql: Statements) -> None:
+        """Insert a request that has ended, unless there is one of this id: it waits for one that is under way."""
+        values = {name: execution.values[name] for name in ("external_id", "token")}
+        ended = {**values, "owner": None, "ttl_seconds": None, "state": RELEASED}
+        try:
+            execution.execute(sql.insert_absent_request, ended)
+        except IntegrityError as error:
+            if execution.backend.meaning(error) != "duplicate":
+                raise
 
 
 class RenewRequest(SemaphoreImpl):
@@ -115,12 +80,30 @@ class RenewRequest(SemaphoreImpl):
         return request is not None and execution.execute(sql.renew_request, {"row_id": request.id}).rowcount == 1
 
 
-_RELEASE, _RENEW = ReleasePermits(), RenewRequest()
-_WITHDRAW, _ABANDON, _FORGET = WithdrawRequest(), AbandonRequest(), ForgetRequest()
+class RenewBatch(SemaphoreImpl):
+    """Renews many requests at once; passes over what others have locked, so that one row holds up no other."""
+
+    name = "semaphore.renew_batch"
+
+    def multi_statement_reason(self, context: BuildContext) -> str:
+        return "since the rows are locked, where no other has locked them, before they are renewed"
+
+    def run_statements(self, execution: Execution, sql: Statements) -> frozenset[str]:
+        names = {name: execution.values[name] for name in ("external_ids", "tokens")}
+        requests: dict[int, str] = {row.id: row.token for row in execution.execute(sql.read_tokens, names)}
+        if not requests:
+            return frozenset()
+        # what is held while it is locked stays held: only its lock's holder could end it, although its time runs out
+        held = execution.execute(sql.lock_held, {"row_ids": sorted(requests)}).scalars().all()
+        if held:
+            execution.execute(sql.renew_requests, {"row_ids": held})
+        return frozenset(requests[row] for row in held)
 
 
-def _values(request: str | Grant) -> dict[str, Any]:
-    return {"external_id": external_id_of(request), "token": token_of(request)}
+_RELEASE, _RENEW, _RENEW_BATCH = EndRequest("semaphore.release"), RenewRequest(), RenewBatch()
+_WITHDRAW = EndRequest("semaphore.withdraw", withdraws=True)
+_ABANDON = EndRequest("semaphore.abandon", deletes=True)
+_FORGET = EndRequest("semaphore.forget", deletes=True, withdraws=True)
 
 
 @shaped(select(literal(Released.RELEASED)))
@@ -143,17 +126,17 @@ def release(external_id: str | Grant) -> Operation[Any]:
     >>> session.scalar(sl.semaphore.release("job-1"))
     <Released.RELEASED: 'RELEASED'>
     """
-    return Operation(_RELEASE, _values(external_id))
+    return Operation(_RELEASE, identity_of(external_id))
 
 
 def abandon(grant: Grant) -> Operation[Any]:
     """Return the release at the end of a block that raised, whose id can then be granted again."""
-    return Operation(_ABANDON, _values(grant))
+    return Operation(_ABANDON, identity_of(grant))
 
 
 def withdraw(external_id: str) -> Operation[Any]:
     """Return the release of a request whose caller was cancelled before the answer came."""
-    return Operation(_WITHDRAW, _values(external_id))
+    return Operation(_WITHDRAW, identity_of(external_id))
 
 
 def forget(external_id: str, token: str) -> Operation[Any]:
@@ -161,7 +144,7 @@ def forget(external_id: str, token: str) -> Operation[Any]:
 
     :param token: what that caller's request has.
     """
-    return Operation(_FORGET, {**_values(external_id), "token": token})
+    return Operation(_FORGET, {**identity_of(external_id), "token": token})
 
 
 @shaped(BOOL_ROW)
@@ -179,4 +162,17 @@ def renew(external_id: str | Grant) -> Operation[Any]:
     >>> session.scalar(sl.semaphore.renew(grant))
     True
     """
-    return Operation(_RENEW, _values(external_id))
+    return Operation(_RENEW, identity_of(external_id))
+
+
+def renew_batch(grants: Iterable[Grant]) -> Operation[Any]:
+    """Restart the time to live of grants; the value is the tokens of those that were renewed.
+
+    Not their ids, which a request that is lost may share with a later one.
+
+    One that isn't among them is locked by others, or held no longer: only :func:`renew` can tell. For a transaction of
+    its own at READ COMMITTED.
+    """
+    grants = list(grants)
+    values = {"external_ids": [grant.external_id for grant in grants], "tokens": [grant.token for grant in grants]}
+    return Operation(_RENEW_BATCH, values)

@@ -6,27 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Boolean,
-    Delete,
-    Float,
-    Insert,
-    Integer,
-    Select,
-    String,
-    Update,
-    and_,
-    bindparam,
-    case,
-    delete,
-    func,
-    insert,
-    literal_column,
-    or_,
-    select,
-    update,
-)
+import sqlalchemy as sa
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.sql.clock import Instant, Now, NowAfterWait, PlusSeconds
@@ -40,14 +20,14 @@ UNKNOWN, CONFLICT, HELD, DELETED = "UNKNOWN", "CONFLICT", "HELD", "DELETED"
 BATCH = 800
 
 # in the statement itself, so that the index on what is held can be chosen for it
-HELD_STATE = literal_column(f"'{ACQUIRED}'", String())
-_RELEASED_STATE = literal_column(f"'{RELEASED}'", String())
-_BY_NAME = bindparam("by_name", type_=String())
-_BY_EXTERNAL_ID = bindparam("by_external_id", type_=String())
-_ROW_ID = bindparam("row_id", type_=BigInteger())
-_ROW_IDS: Any = bindparam("row_ids", expanding=True)
-_AFTER = bindparam("after", type_=BigInteger())
-_CUTOFF = bindparam("cutoff", type_=Instant())
+HELD_STATE = sa.literal_column(f"'{ACQUIRED}'", sa.String())
+_RELEASED_STATE = sa.literal_column(f"'{RELEASED}'", sa.String())
+_BY_NAME = sa.bindparam("by_name", type_=sa.String())
+_BY_EXTERNAL_ID = sa.bindparam("by_external_id", type_=sa.String())
+_ROW_ID = sa.bindparam("row_id", type_=sa.BigInteger())
+_ROW_IDS: Any = sa.bindparam("row_ids", expanding=True)
+_AFTER = sa.bindparam("after", type_=sa.BigInteger())
+_CUTOFF = sa.bindparam("cutoff", type_=Instant())
 
 
 def expiry(request: Any) -> PlusSeconds:
@@ -60,8 +40,8 @@ class Statements:
     """All of them. They find a row by ``by_name``, ``by_external_id`` or ``row_id``, its primary key."""
 
     # a request
-    insert_request: Insert
-    insert_absent_request: Insert
+    insert_request: sa.Insert
+    insert_absent_request: sa.Insert
     find_request: Executable
     lock_request: Executable
     lock_request_by_row: Executable
@@ -70,20 +50,24 @@ class Statements:
     share_request_by_row: Executable
     #: whether its time had run out when it ended, or has run out now; NULL without a time to live
     read_expired_at_end: Executable
-    renew_request: Update
-    start_lease: Update
-    end_request: Update
-    delete_request: Delete
+    renew_request: sa.Update
+    #: of many at once: their rows, those of them that are held and that no other has locked, and these renewed
+    read_tokens: Executable
+    lock_held: Executable
+    renew_requests: sa.Update
+    start_lease: sa.Update
+    end_request: sa.Update
+    delete_request: sa.Delete
 
     # its permits, by the request's row, or one of them by its own
-    insert_permit: Insert
+    insert_permit: sa.Insert
     read_permits: Executable
     share_permits: Executable
     read_permit_ids: Executable
-    release_permit: Update
-    release_permits: Update
-    delete_permit: Delete
-    delete_permits: Delete
+    release_permit: sa.Update
+    release_permits: sa.Update
+    delete_permit: sa.Delete
+    delete_permits: sa.Delete
 
     # a semaphore
     find_semaphore: Executable
@@ -95,17 +79,17 @@ class Statements:
     #: locks the permits, and so reads the latest ones in any snapshot
     share_held_of_one: Executable
     read_clock: Executable
-    raise_fence: Update
-    insert_semaphore: Insert
-    set_capacity: Update
-    revive_semaphore: Update
-    clear_on_demand: Update
-    insert_history: Insert
+    raise_fence: sa.Update
+    insert_semaphore: sa.Insert
+    set_capacity: sa.Update
+    revive_semaphore: sa.Update
+    clear_on_demand: sa.Update
+    insert_history: sa.Insert
     #: the floor is the row without a name, whose fence is the greatest of all semaphores that were removed
     share_floor: Executable
     lock_floor: Executable
-    raise_floor: Update
-    delete_semaphore: Delete
+    raise_floor: sa.Update
+    delete_semaphore: sa.Delete
 
     # sweeps and clean-ups: what is chosen without a lock, and what is then locked, unless others have it locked
     read_expired: Executable
@@ -118,7 +102,7 @@ class Statements:
     read_unused_leases: Executable
     read_semaphores_of_permits: Executable
     lock_leases: Executable
-    delete_history: Delete
+    delete_history: sa.Delete
 
 
 @cache
@@ -127,86 +111,95 @@ def statements(tables: Tables, *, stale_reads: bool) -> Statements:
     sem, req, per, his = tables.semaphore, tables.permit_request, tables.permit, tables.semaphore_history
 
     by_external_id, by_row = req.c.external_id == _BY_EXTERNAL_ID, req.c.id == _ROW_ID
-    request = select(req.c.id, req.c.state, req.c.token)
-    unexpired = or_(req.c.ttl_seconds.is_(None), expiry(req) > Now())
-    dated_request = select(req.c.id, req.c.renewed_at)
+    request = sa.select(req.c.id, req.c.state, req.c.token)
+    ended_at = sa.case((req.c.state == RELEASED, req.c.updated_at), else_=Now())
+    unexpired = sa.or_(req.c.ttl_seconds.is_(None), expiry(req) > Now())
+    dated_request = sa.select(req.c.id, req.c.renewed_at)
     # never with a time to live: that is renewed three times in it, however long it is
-    stale = and_(req.c.ttl_seconds.is_(None), req.c.renewed_at <= _CUTOFF)
-    released_request: Select[Any] = select(req.c.id).where(req.c.state == _RELEASED_STATE)
+    stale = sa.and_(req.c.ttl_seconds.is_(None), req.c.renewed_at <= _CUTOFF)
+    released_request: sa.Select[Any] = sa.select(req.c.id).where(req.c.state == _RELEASED_STATE)
 
-    permits = select(per.c.semaphore_id, per.c.count, per.c.fence).where(per.c.permit_request_id == _ROW_ID)
+    permits = sa.select(per.c.semaphore_id, per.c.count, per.c.fence).where(per.c.permit_request_id == _ROW_ID)
     is_held = per.c.state == HELD_STATE
-    held_of_request = select(per.c.id).where(per.c.permit_request_id == req.c.id, is_held)
-    held_of_semaphore = and_(per.c.semaphore_id == sem.c.id, is_held)
-    total = func.coalesce(func.sum(per.c.count), 0)
-    sum_held_of_one = select(total).where(per.c.semaphore_id == _ROW_ID, is_held)
+    held_of_request = sa.select(per.c.id).where(per.c.permit_request_id == req.c.id, is_held)
+    held_of_semaphore = sa.and_(per.c.semaphore_id == sem.c.id, is_held)
+    total = sa.func.coalesce(sa.func.sum(per.c.count), 0)
+    sum_held_of_one = sa.select(total).where(per.c.semaphore_id == _ROW_ID, is_held)
 
-    dirty = ReadUncommitted() if stale_reads else literal_column("0", Integer())
-    semaphore = select(
+    dirty = ReadUncommitted() if stale_reads else sa.literal_column("0", sa.Integer())
+    semaphore = sa.select(
         sem.c.id, sem.c.capacity, sem.c.fence, sem.c.used_at_most, sem.c.on_demand, dirty.label("dirty")
     ).where(sem.c.name == _BY_NAME)
-    floor = select(sem.c.id, sem.c.fence).where(sem.c.name == "")
-    update_semaphore = update(sem).where(sem.c.id == _ROW_ID)
-    new_capacity = bindparam("new_capacity", type_=Integer())
+    floor = sa.select(sem.c.id, sem.c.fence).where(sem.c.name == "")
+    update_semaphore = sa.update(sem).where(sem.c.id == _ROW_ID)
+    new_capacity = sa.bindparam("new_capacity", type_=sa.Integer())
     return Statements(
-        insert_request=insert(req),
+        insert_request=sa.insert(req),
         insert_absent_request=InsertAbsent(req).inline(),
-        find_request=select(req.c.id).where(by_external_id),
+        find_request=sa.select(req.c.id).where(by_external_id),
         lock_request=request.where(by_external_id).with_for_update(),
         lock_request_by_row=request.where(by_row).with_for_update(),
         share_request=_share_request(req, by_external_id, stale_reads),
         share_request_by_row=_share_request(req, by_row, stale_reads),
-        read_expired_at_end=select(expiry(req) <= case((req.c.state == RELEASED, req.c.updated_at), else_=Now())).where(
-            by_row
+        read_expired_at_end=sa.select(expiry(req) <= ended_at).where(by_row),
+        renew_request=sa.update(req).where(by_row, req.c.state != _RELEASED_STATE, unexpired).values(renewed_at=Now()),
+        read_tokens=sa.select(req.c.id, req.c.token).where(
+            req.c.external_id.in_(sa.bindparam("external_ids", expanding=True, type_=sa.String())),
+            req.c.token.in_(sa.bindparam("tokens", expanding=True, type_=sa.String())),
         ),
-        renew_request=update(req).where(by_row, req.c.state != _RELEASED_STATE, unexpired).values(renewed_at=Now()),
-        start_lease=update(req).where(by_row).values(renewed_at=bindparam("now", type_=Instant())),
-        end_request=update(req).where(by_row).values(state=RELEASED, updated_at=Now()),
-        delete_request=delete(req).where(by_row),
-        insert_permit=insert(per),
+        # by the primary key, so that InnoDB locks these rows and no others
+        lock_held=sa.select(req.c.id)
+        .where(req.c.id.in_(_ROW_IDS), req.c.state != RELEASED, unexpired)
+        .order_by(req.c.id)
+        .with_for_update(skip_locked=True, key_share=True),
+        renew_requests=sa.update(req).where(req.c.id.in_(_ROW_IDS)).values(renewed_at=Now()),
+        start_lease=sa.update(req).where(by_row).values(renewed_at=sa.bindparam("now", type_=Instant())),
+        end_request=sa.update(req).where(by_row).values(state=RELEASED, updated_at=Now()),
+        delete_request=sa.delete(req).where(by_row),
+        insert_permit=sa.insert(per),
         read_permits=permits,
         share_permits=permits.with_for_update(read=True),
-        read_permit_ids=select(per.c.id).where(per.c.permit_request_id == _ROW_ID).order_by(per.c.id),
-        release_permit=update(per).where(per.c.id == _ROW_ID).values(state=RELEASED),
-        release_permits=update(per)
+        read_permit_ids=sa.select(per.c.id).where(per.c.permit_request_id == _ROW_ID).order_by(per.c.id),
+        release_permit=sa.update(per).where(per.c.id == _ROW_ID).values(state=RELEASED),
+        release_permits=sa.update(per)
         .where(per.c.permit_request_id == _ROW_ID, per.c.state != _RELEASED_STATE)
         .values(state=RELEASED),
-        delete_permit=delete(per).where(per.c.id == _ROW_ID),
-        delete_permits=delete(per).where(per.c.permit_request_id == _ROW_ID),
+        delete_permit=sa.delete(per).where(per.c.id == _ROW_ID),
+        delete_permits=sa.delete(per).where(per.c.permit_request_id == _ROW_ID),
         find_semaphore=semaphore,
         lock_semaphore=semaphore.with_for_update(),
-        read_names=select(sem.c.id, sem.c.name).where(sem.c.id.in_(_ROW_IDS)),
-        sum_held=select(
+        read_names=sa.select(sem.c.id, sem.c.name).where(sem.c.id.in_(_ROW_IDS)),
+        sum_held=sa.select(
             sem.c.id,
             sem.c.fence,
-            select(total).where(held_of_semaphore).scalar_subquery().label("used"),
+            sa.select(total).where(held_of_semaphore).scalar_subquery().label("used"),
             Now().label("now"),
-            select(req.c.renewed_at).where(by_row).scalar_subquery().label("began"),
+            sa.select(req.c.renewed_at).where(by_row).scalar_subquery().label("began"),
         ).where(sem.c.id.in_(_ROW_IDS)),
         sum_held_of_one=sum_held_of_one,
         share_held_of_one=sum_held_of_one.with_for_update(read=True),
-        read_clock=select(Now()),
+        read_clock=sa.select(Now()),
         raise_fence=update_semaphore.values(
-            fence=sem.c.fence + 1, used_at_most=bindparam("bound", type_=BigInteger()), updated_at=Now()
+            fence=sem.c.fence + 1, used_at_most=sa.bindparam("bound", type_=sa.BigInteger()), updated_at=Now()
         ),
-        insert_semaphore=insert(sem),
+        insert_semaphore=sa.insert(sem),
         set_capacity=update_semaphore.values(capacity=new_capacity, updated_at=Now()),
         revive_semaphore=update_semaphore.where(sem.c.capacity.is_(None)).values(
-            capacity=new_capacity, on_demand=bindparam("first_use", type_=Boolean()), updated_at=Now()
+            capacity=new_capacity, on_demand=sa.bindparam("first_use", type_=sa.Boolean()), updated_at=Now()
         ),
         clear_on_demand=update_semaphore.where(sem.c.capacity.is_not(None)).values(on_demand=False),
-        insert_history=insert(his),
+        insert_history=sa.insert(his),
         share_floor=floor.with_for_update(read=True),
         lock_floor=floor.with_for_update(skip_locked=True),
-        raise_floor=update_semaphore.values(fence=bindparam("floor", type_=BigInteger())),
-        delete_semaphore=delete(sem).where(sem.c.id == _ROW_ID),
+        raise_floor=update_semaphore.values(fence=sa.bindparam("floor", type_=sa.BigInteger())),
+        delete_semaphore=sa.delete(sem).where(sem.c.id == _ROW_ID),
         read_expired=dated_request.where(
-            req.c.id.in_(select(per.c.permit_request_id).where(per.c.semaphore_id == _ROW_ID, is_held)),
+            req.c.id.in_(sa.select(per.c.permit_request_id).where(per.c.semaphore_id == _ROW_ID, is_held)),
             req.c.state == HELD_STATE,
             expiry(req) <= Now(),
         ).limit(BATCH),
         read_overdue=dated_request.where(
-            req.c.state == HELD_STATE, req.c.id > _AFTER, or_(expiry(req) <= Now(), stale, ~held_of_request.exists())
+            req.c.state == HELD_STATE, req.c.id > _AFTER, sa.or_(expiry(req) <= Now(), stale, ~held_of_request.exists())
         )
         .order_by(req.c.id)
         .limit(BATCH),
@@ -218,24 +211,24 @@ def statements(tables: Tables, *, stale_reads: bool) -> Statements:
         # not "= 'ACQUIRED'", for which an index on states may be chosen, and every request that is held be locked
         .where(req.c.id.in_(_ROW_IDS), req.c.state != _RELEASED_STATE)
         .with_for_update(skip_locked=True),
-        read_instant=select(PlusSeconds(Now(), bindparam("seconds", type_=Float()))),
+        read_instant=sa.select(PlusSeconds(Now(), sa.bindparam("seconds", type_=sa.Float()))),
         read_released=released_request.where(req.c.updated_at <= _CUTOFF).order_by(req.c.updated_at).limit(BATCH),
         lock_released=released_request.where(req.c.id.in_(_ROW_IDS)).with_for_update(skip_locked=True),
-        read_unused_leases=select(sem.c.id, sem.c.fence)
+        read_unused_leases=sa.select(sem.c.id, sem.c.fence)
         .where(
             sem.c.id > _AFTER,
             sem.c.on_demand,
             sem.c.updated_at <= _CUTOFF,
-            ~select(per.c.id).where(held_of_semaphore).exists(),
-            ~select(his.c.id).where(his.c.semaphore_id == sem.c.id).exists(),
+            ~sa.select(per.c.id).where(held_of_semaphore).exists(),
+            ~sa.select(his.c.id).where(his.c.semaphore_id == sem.c.id).exists(),
         )
         .order_by(sem.c.id)
         .limit(BATCH),
-        read_semaphores_of_permits=select(per.c.semaphore_id).where(per.c.semaphore_id.in_(_ROW_IDS)).distinct(),
-        lock_leases=select(sem.c.id, sem.c.fence, sem.c.on_demand)
+        read_semaphores_of_permits=sa.select(per.c.semaphore_id).where(per.c.semaphore_id.in_(_ROW_IDS)).distinct(),
+        lock_leases=sa.select(sem.c.id, sem.c.fence, sem.c.on_demand)
         .where(sem.c.id.in_(_ROW_IDS))
         .with_for_update(skip_locked=True),
-        delete_history=delete(his).where(his.c.changed_at <= _CUTOFF),
+        delete_history=sa.delete(his).where(his.c.changed_at <= _CUTOFF),
     )
 
 
@@ -244,7 +237,7 @@ def _share_request(req: Any, condition: Any, stale_reads: bool) -> Any:
         return _with_expiry(req).where(condition).with_for_update(read=True)
     # PostgreSQL evaluates the columns before it waits for the row, so the lock is a step of its own
     row = (
-        select(req.c.id, req.c.state, req.c.token, req.c.renewed_at, req.c.ttl_seconds)
+        sa.select(req.c.id, req.c.state, req.c.token, req.c.renewed_at, req.c.ttl_seconds)
         .where(condition)
         .with_for_update(read=True)
     )
@@ -253,4 +246,4 @@ def _share_request(req: Any, condition: Any, stale_reads: bool) -> Any:
 
 def _with_expiry(request: Any) -> Any:
     expired = (expiry(request) <= NowAfterWait()).label("expired")
-    return select(request.c.id, request.c.state, request.c.token, expiry(request).label("until"), expired)
+    return sa.select(request.c.id, request.c.state, request.c.token, expiry(request).label("until"), expired)

@@ -12,19 +12,9 @@ from sqlalchemy.sql import Executable
 from sqlalchemy.sql.elements import ClauseElement, ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
-from sqlalchemy.types import NullType, TypeDecorator, TypeEngine
+from sqlalchemy.types import TypeEngine
 
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA
-
-
-class Void(TypeDecorator[None]):
-    """The type of a function without a result: drivers return ``None`` or an empty string for it."""
-
-    impl = NullType
-    cache_ok = True
-
-    def process_result_value(self, value: Any, dialect: Any) -> None:
-        return None
 
 
 class LockFunction(FunctionElement[Any]):

@@ -10,30 +10,14 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    Column,
-    Double,
-    Identity,
-    Index,
-    Integer,
-    MetaData,
-    String,
-    Table,
-    Text,
-    UniqueConstraint,
-    Uuid,
-    and_,
-    false,
-    text,
-)
+import sqlalchemy as sa
 
 from sqlalchemy_locks.sql.clock import Instant, Now
 
 DEFAULT_SCHEMA = "lock"
 DEFAULT_PREFIX = "lock_"
+#: SQLite numbers the rows of a column that is INTEGER, and of no other
+_BIG_KEY = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 _INNODB: dict[str, Any] = {
     f"{name}_{option}": value
@@ -49,155 +33,155 @@ class Tables:
     :param prefix: what their names begin with.
     """
 
-    def __init__(self, metadata: MetaData, prefix: str) -> None:
-        self.installed = Table(
+    def __init__(self, metadata: sa.MetaData, prefix: str) -> None:
+        self.installed = sa.Table(
             f"{prefix}installed",
             metadata,
-            Column("step", _name(32), primary_key=True),
-            Column("installed_by", _name(32), nullable=False),
+            sa.Column("step", _name(32), primary_key=True),
+            sa.Column("installed_by", _name(32), nullable=False),
             **_INNODB,
         )
-        self.locked_keys = Table(
+        self.locked_keys = sa.Table(
             f"{prefix}locked_keys",
             metadata,
-            Column("key", BigInteger().with_variant(Integer(), "sqlite"), primary_key=True, autoincrement=False),
-            Column("ts", Instant(), nullable=False, server_default=Now()),
+            sa.Column("key", _BIG_KEY, primary_key=True, autoincrement=False),
+            sa.Column("ts", Instant(), nullable=False, server_default=Now()),
             **_INNODB,
         )
-        self.task_state = Table(
+        self.task_state = sa.Table(
             f"{prefix}task_state",
             metadata,
             *_identity(),
-            Column("acquired", Boolean(), nullable=False, server_default=false()),
-            Column("owner", _name(255)),
+            sa.Column("acquired", sa.Boolean(), nullable=False, server_default=sa.false()),
+            sa.Column("owner", _name(255)),
             *_token(),
-            Column("acquired_at", Instant()),
-            Column("retries_left", Integer()),
+            sa.Column("acquired_at", Instant()),
+            sa.Column("retries_left", sa.Integer()),
             **_INNODB,
         )
-        self.task_timeout = Table(
+        self.task_timeout = sa.Table(
             f"{prefix}task_timeout",
             metadata,
             *_identity(),
-            Column("ts", BigInteger(), nullable=False, server_default=text("0")),
-            Column("timeout", BigInteger(), nullable=False),
+            sa.Column("ts", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+            sa.Column("timeout", sa.BigInteger(), nullable=False),
             *_token(),
-            Column("retries_left", Integer()),
+            sa.Column("retries_left", sa.Integer()),
             **_INNODB,
         )
-        self.task = Table(
+        self.task = sa.Table(
             f"{prefix}task",
             metadata,
             *_identity(),
-            Column("status", _name(64), nullable=False, server_default="done"),
-            Column("claim", BigInteger(), nullable=False, server_default=text("0")),
-            Column("updated_at", Instant(), nullable=False, server_default=Now()),
-            Column("timeout", BigInteger()),
-            Column("retries_left", Integer()),
+            sa.Column("status", _name(64), nullable=False, server_default="done"),
+            sa.Column("claim", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+            sa.Column("updated_at", Instant(), nullable=False, server_default=Now()),
+            sa.Column("timeout", sa.BigInteger()),
+            sa.Column("retries_left", sa.Integer()),
             **_INNODB,
         )
         at = self.task.c
         if metadata.schema:
-            Index("task_ready", at.queue_id, at.id, postgresql_where=at.status.in_(["done", "failed"]))
-            Index("task_captured", at.updated_at, postgresql_where=at.status == "in_progress")
+            sa.Index("task_ready", at.queue_id, at.id, postgresql_where=at.status.in_(["done", "failed"]))
+            sa.Index("task_captured", at.updated_at, postgresql_where=at.status == "in_progress")
         else:
-            Index(f"{prefix}task_ready", at.queue_id, at.status, at.id)
-            Index(f"{prefix}task_captured", at.status, at.updated_at)
-        self.job = Table(
+            sa.Index(f"{prefix}task_ready", at.queue_id, at.status, at.id)
+            sa.Index(f"{prefix}task_captured", at.status, at.updated_at)
+        self.job = sa.Table(
             f"{prefix}job",
             metadata,
-            Column("internal_id", BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True),
-            Column("external_id", ExternalId(), nullable=False),
-            Column("queue_id", _name(255), nullable=False, server_default="default"),
-            Column("payload", Payload(), nullable=False),
-            Column("priority", Integer(), nullable=False, server_default=text("0")),
-            Column("run_at", Instant(), nullable=False, server_default=Now()),
-            Column("claim", BigInteger(), nullable=False, server_default=text("0")),
-            Column("attempts", Integer(), nullable=False, server_default=text("0")),
-            Column("max_attempts", Integer(), nullable=False, server_default=text("5")),
-            Column("processing_host", _name(255)),
-            Column("created_at", Instant(), nullable=False, server_default=Now()),
-            Column("started_at", Instant()),
-            Column("completed_at", Instant()),
-            Column("failed_at", Instant()),
-            Column("error", Text()),
-            Column("unique_key", _name(255)),
+            _serial("internal_id"),
+            sa.Column("external_id", ExternalId(), nullable=False),
+            sa.Column("queue_id", _name(255), nullable=False, server_default="default"),
+            sa.Column("payload", Payload(), nullable=False),
+            sa.Column("priority", sa.Integer(), nullable=False, server_default=sa.text("0")),
+            sa.Column("run_at", Instant(), nullable=False, server_default=Now()),
+            sa.Column("claim", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
+            sa.Column("attempts", sa.Integer(), nullable=False, server_default=sa.text("0")),
+            sa.Column("max_attempts", sa.Integer(), nullable=False, server_default=sa.text("5")),
+            sa.Column("processing_host", _name(255)),
+            sa.Column("created_at", Instant(), nullable=False, server_default=Now()),
+            sa.Column("started_at", Instant()),
+            sa.Column("completed_at", Instant()),
+            sa.Column("failed_at", Instant()),
+            sa.Column("error", sa.Text()),
+            sa.Column("unique_key", _name(255)),
             sqlite_autoincrement=True,
             **_INNODB,
         )
-        Index(f"{prefix}job_external_id", self.job.c.external_id, unique=True)
+        sa.Index(f"{prefix}job_external_id", self.job.c.external_id, unique=True)
         job_indexes(dict(self.job.c.items()), f"{prefix}job", partial=metadata.schema is not None)
-        self.paused_queue = Table(
+        self.paused_queue = sa.Table(
             f"{prefix}paused_queue",
             metadata,
-            Column("id", _name(255), primary_key=True),
+            sa.Column("id", _name(255), primary_key=True),
             *_stamps("paused_at"),
             **_INNODB,
         )
-        self.worker = Table(
+        self.worker = sa.Table(
             f"{prefix}worker",
             metadata,
-            Column("host", _name(255), primary_key=True),
+            sa.Column("host", _name(255), primary_key=True),
             *_stamps("heartbeat_at", "started_at"),
             **_INNODB,
         )
-        self.semaphore = Table(
+        self.semaphore = sa.Table(
             f"{prefix}semaphore",
             metadata,
             _serial(),
-            Column("name", _name(255), nullable=False),
+            sa.Column("name", _name(255), nullable=False),
             # NULL: deleted, and the row kept for its fence
-            Column("capacity", Integer()),
-            Column("fence", BigInteger(), nullable=False, server_default=text("0")),
+            sa.Column("capacity", sa.Integer()),
+            sa.Column("fence", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
             # no more permits are held than this: raised by each grant, and lowered by one that sums them; NULL:
             # not known
-            Column("used_at_most", BigInteger()),
+            sa.Column("used_at_most", sa.BigInteger()),
             # created by a lease at its first use, and deleted when it is no longer used
-            Column("on_demand", Boolean(), nullable=False, server_default=false()),
+            sa.Column("on_demand", sa.Boolean(), nullable=False, server_default=sa.false()),
             *_stamps("created_at", "updated_at"),
-            UniqueConstraint("name", name=f"{prefix}semaphore_by_name"),
+            sa.UniqueConstraint("name", name=f"{prefix}semaphore_by_name"),
             **_INNODB,
             sqlite_autoincrement=True,
         )
-        self.permit_request = Table(
+        self.permit_request = sa.Table(
             f"{prefix}permit_request",
             metadata,
             _serial(),
-            Column("external_id", _name(255), nullable=False),
-            Column("owner", _name(255)),
-            Column("state", _name(16), nullable=False),
-            Column("ttl_seconds", Double()),
-            Column("token", _name(32)),
+            sa.Column("external_id", _name(255), nullable=False),
+            sa.Column("owner", _name(255)),
+            sa.Column("state", _name(16), nullable=False),
+            sa.Column("ttl_seconds", sa.Double()),
+            sa.Column("token", _name(32)),
             *_stamps("renewed_at", "created_at", "updated_at"),
-            UniqueConstraint("external_id", name=f"{prefix}request_by_id"),
-            Index(f"{prefix}request_by_state", "state", "updated_at"),
+            sa.UniqueConstraint("external_id", name=f"{prefix}request_by_id"),
+            sa.Index(f"{prefix}request_by_state", "state", "updated_at"),
             **_INNODB,
             sqlite_autoincrement=True,
         )
-        self.permit = Table(
+        self.permit = sa.Table(
             f"{prefix}permit",
             metadata,
             _serial(),
-            Column("semaphore_id", BigInteger(), nullable=False),
-            Column("permit_request_id", BigInteger(), nullable=False),
-            Column("count", Integer(), nullable=False),
-            Column("fence", BigInteger(), nullable=False),
-            Column("state", _name(16), nullable=False),
+            sa.Column("semaphore_id", sa.BigInteger(), nullable=False),
+            sa.Column("permit_request_id", sa.BigInteger(), nullable=False),
+            sa.Column("count", sa.Integer(), nullable=False),
+            sa.Column("fence", sa.BigInteger(), nullable=False),
+            sa.Column("state", _name(16), nullable=False),
             _held(prefix),
-            Index(f"{prefix}permit_by_request", "permit_request_id"),
+            sa.Index(f"{prefix}permit_by_request", "permit_request_id"),
             **_INNODB,
             sqlite_autoincrement=True,
         )
-        self.semaphore_history = Table(
+        self.semaphore_history = sa.Table(
             f"{prefix}semaphore_history",
             metadata,
             _serial(),
-            Column("semaphore_id", BigInteger(), nullable=False),
-            Column("old_capacity", Integer()),
-            Column("new_capacity", Integer()),
-            Column("changed_by", _name(255)),
+            sa.Column("semaphore_id", sa.BigInteger(), nullable=False),
+            sa.Column("old_capacity", sa.Integer()),
+            sa.Column("new_capacity", sa.Integer()),
+            sa.Column("changed_by", _name(255)),
             *_stamps("changed_at"),
-            Index(f"{prefix}history_by_semaphore", "semaphore_id", "id"),
+            sa.Index(f"{prefix}history_by_semaphore", "semaphore_id", "id"),
             **_INNODB,
             sqlite_autoincrement=True,
         )
@@ -206,10 +190,10 @@ class Tables:
 @functools.cache
 def tables(schema: str | None, prefix: str) -> Tables:
     """Return the tables in ``schema`` (``None`` where the engine has none), with ``prefix`` before their names."""
-    return Tables(MetaData(schema=schema), prefix)
+    return Tables(sa.MetaData(schema=schema), prefix)
 
 
-def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> list[Index]:
+def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> list[sa.Index]:
     """Return the indexes that a queue's statements need.
 
     :param at: the columns by role. :param prefix: the first part of the indexes' names.
@@ -218,12 +202,12 @@ def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> 
     order = (at["priority"], at["run_at"], at["internal_id"])
     waiting = at["started_at"].is_(None)
     ended = (at["completed_at"], at["failed_at"])
-    running = and_(at["started_at"].is_not(None), *(column.is_(None) for column in ended))
+    running = sa.and_(at["started_at"].is_not(None), *(column.is_(None) for column in ended))
     made: list[Any] = []
     if partial is not False:
         conditional: list[Any] = [
-            Index(f"{prefix}_ready", at["queue_id"], *order, postgresql_where=waiting),
-            Index(f"{prefix}_running", at["started_at"], postgresql_where=running),
+            sa.Index(f"{prefix}_ready", at["queue_id"], *order, postgresql_where=waiting),
+            sa.Index(f"{prefix}_running", at["started_at"], postgresql_where=running),
         ]
         if partial is None:
             conditional = [each.ddl_if(dialect=("postgresql", "yugabytedb")) for each in conditional]
@@ -232,62 +216,62 @@ def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> 
         # with the condition's columns first, where an index can't have a condition
         names = ("ready", "running") if partial is False else ("waiting", "unfinished")
         complete: list[Any] = [
-            Index(f"{prefix}_{names[0]}", at["queue_id"], at["started_at"], *order),
-            Index(f"{prefix}_{names[1]}", *ended, at["started_at"]),
+            sa.Index(f"{prefix}_{names[0]}", at["queue_id"], at["started_at"], *order),
+            sa.Index(f"{prefix}_{names[1]}", *ended, at["started_at"]),
         ]
         if partial is None:
             complete = [each.ddl_if(dialect=("mysql", "mariadb", "sqlite")) for each in complete]
         made += complete
     for name, role in {"completed": "completed_at", "dead": "failed_at"}.items():
         there = at[role].is_not(None)
-        made.append(Index(f"{prefix}_{name}", at[role], postgresql_where=there, sqlite_where=there))
+        made.append(sa.Index(f"{prefix}_{name}", at[role], postgresql_where=there, sqlite_where=there))
     if "unique_key" in at:
         # a capture sets the key to NULL, of which there may be any number
         there = at["unique_key"].is_not(None)
         columns = (at["queue_id"], at["unique_key"])
-        made.append(Index(f"{prefix}_unique", *columns, unique=True, postgresql_where=there, sqlite_where=there))
+        made.append(sa.Index(f"{prefix}_unique", *columns, unique=True, postgresql_where=there, sqlite_where=there))
     return made
 
 
 def ExternalId() -> Any:
     """Return the type of a job's random identifier; not MariaDB's native one, which exists only since 10.7."""
-    return Uuid(native_uuid=False).with_variant(Uuid(), "postgresql", "yugabytedb")
+    return sa.Uuid(native_uuid=False).with_variant(sa.Uuid(), "postgresql", "yugabytedb")
 
 
-class Payload(JSON):
+class Payload(sa.JSON):
     """JSON; JSONB on PostgreSQL, whose types aren't imported on the other engines."""
 
 
-def _serial() -> Column[Any]:
-    return Column("id", BigInteger().with_variant(Integer(), "sqlite"), Identity(), primary_key=True)
+def _serial(name: str = "id") -> sa.Column[Any]:
+    return sa.Column(name, _BIG_KEY, sa.Identity(), primary_key=True)
 
 
-def _stamps(*names: str) -> tuple[Column[Any], ...]:
-    return tuple(Column(name, Instant(), nullable=False, server_default=Now()) for name in names)
+def _stamps(*names: str) -> tuple[sa.Column[Any], ...]:
+    return tuple(sa.Column(name, Instant(), nullable=False, server_default=Now()) for name in names)
 
 
-def _held(prefix: str) -> Index:
+def _held(prefix: str) -> sa.Index:
     """Return the index of held permits, partial where the engine can: each acquire sums them."""
-    held = text("state = 'ACQUIRED'")
+    held = sa.text("state = 'ACQUIRED'")
     columns = ("semaphore_id", "state", "permit_request_id", "count")
-    return Index(f"{prefix}permit_held", *columns, postgresql_where=held, sqlite_where=held)
+    return sa.Index(f"{prefix}permit_held", *columns, postgresql_where=held, sqlite_where=held)
 
 
 def _name(length: int) -> Any:
-    return String(length).with_variant(Text(), "postgresql", "yugabytedb")
+    return sa.String(length).with_variant(sa.Text(), "postgresql", "yugabytedb")
 
 
-def _identity() -> tuple[Column[Any], ...]:
+def _identity() -> tuple[sa.Column[Any], ...]:
     """Return the key columns of a task, whose id is unique within its queue."""
     return (
-        Column("queue_id", _name(255), primary_key=True, server_default="default"),
-        Column("id", _name(255), primary_key=True),
+        sa.Column("queue_id", _name(255), primary_key=True, server_default="default"),
+        sa.Column("id", _name(255), primary_key=True),
     )
 
 
-def _token() -> tuple[Column[Any], ...]:
+def _token() -> tuple[sa.Column[Any], ...]:
     """Return the columns of the last acquirer's nonce and of the fencing token, which each acquire increments."""
     return (
-        Column("token", _name(32)),
-        Column("fence", BigInteger(), nullable=False, server_default=text("0")),
+        sa.Column("token", _name(32)),
+        sa.Column("fence", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
     )

@@ -13,10 +13,9 @@ from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 
-from sqlalchemy_locks.core.engine_state import behind_pooler
-from sqlalchemy_locks.core.operation import Execution, Operation
-from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.dialects.connections import abort, connect, return_to_pool
+from sqlalchemy_locks.core.operation import Execution, Operation, behind_pooler
+from sqlalchemy_locks.core.transaction import ShortTransaction, Sleep, connect, retried, return_to_pool
+from sqlalchemy_locks.dialects.base import DriverTimeout, abort
 from sqlalchemy_locks.errors import (
     LockError,
     LockLost,
@@ -25,8 +24,6 @@ from sqlalchemy_locks.errors import (
     NotWritable,
     PoolTimeout,
 )
-from sqlalchemy_locks.runtime.retry import Sleep, retried
-from sqlalchemy_locks.runtime.transaction import ShortTransaction
 from sqlalchemy_locks.workers.config import WorkerConfig
 
 logger = logging.getLogger("sqlalchemy_locks.worker")
@@ -60,7 +57,7 @@ class WorkerDatabase:
             self.retried = True
             self.sleep(delay)
 
-        return retried(lambda: self._attempt(operation), self.config.engine, pause, repeatable=True)
+        return retried(lambda: self._attempt(operation), self.config.engine, pause, repeatable=lambda: True)
 
     def _attempt(self, operation: Operation[Any]) -> Any:
         connection = self._connection = self._kept or self._connect()
@@ -69,11 +66,12 @@ class WorkerDatabase:
         try:
             execution = Execution(connection, operation, {})
             one_statement = operation._impl.statement(execution.context) is not None
-            in_autocommit = one_statement and execution.backend.allows_autocommit(connection, execution.server)
+            in_autocommit = one_statement and execution.backend.allows_autocommit(
+                connection, execution.server, execution.level
+            )
             if in_autocommit:
                 execution.in_autocommit = True
-                with execution.backend.autocommitted(connection):
-                    value = execution.value()
+                value = execution.backend.autocommitted(connection, partial(execution.perform, unpack=True))
         except BaseException as error:
             return_to_pool(connection, error)
             raise
@@ -82,10 +80,10 @@ class WorkerDatabase:
             if not self.keeps_connection or connection.invalidated:
                 self.return_connection()
             return value
-        short = ShortTransaction(self.config.engine, connection)
+        short = ShortTransaction(connection)
         try:
             short.begin()
-            value = Execution(connection, operation, {}).value()
+            value = Execution(connection, operation, {}).perform(unpack=True)
         except BaseException as error:
             short.abandon(error)
             raise

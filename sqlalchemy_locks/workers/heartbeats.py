@@ -21,9 +21,9 @@ from sqlalchemy.util import greenlet_spawn
 
 from sqlalchemy_locks.core.operation import fresh_nonce
 from sqlalchemy_locks.core.side_pool import SidePool
+from sqlalchemy_locks.core.transaction import sleep_for
 from sqlalchemy_locks.queue.liveness import AddWorker, RemoveWorker, SendHeartbeat
 from sqlalchemy_locks.runtime.renewal import clock
-from sqlalchemy_locks.runtime.retry import sleep_for
 from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, is_temporary, log
 

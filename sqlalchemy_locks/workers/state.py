@@ -22,12 +22,12 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
+from sqlalchemy_locks.core.transaction import Sleep
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.queue.acknowledge import RUNNING, skip_locked
 from sqlalchemy_locks.queue.fetch import decoders
 from sqlalchemy_locks.queue.jobs import BEGUN, COUNTED_AHEAD, ORDER
 from sqlalchemy_locks.queue.liveness import ReadHeartbeat
-from sqlalchemy_locks.runtime.retry import Sleep
 from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, is_temporary, log, was_answered

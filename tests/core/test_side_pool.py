@@ -8,7 +8,7 @@ from pathlib import Path
 
 from sqlalchemy import create_engine
 
-from sqlalchemy_locks.core.side_connection import pool_beside
+from sqlalchemy_locks.core.side_pool import pool_beside
 
 
 def test_copies_of_an_engine_share_a_pool_that_ends_with_it(tmp_path: Path) -> None:

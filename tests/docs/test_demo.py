@@ -20,7 +20,8 @@ from tests.fixtures.parties import PATIENCE
 BROKEN = """\
 from sqlalchemy_locks import lock
 from sqlalchemy_locks.dialects.sqlite import SQLite
-lock.exclusive = lock.shared = lambda name: lock.unlock(name)
+from sqlalchemy_locks.facade import exclusive
+exclusive.acquire = lambda key, **how: lock.unlock(key)
 begin = SQLite.begin
 SQLite.begin = lambda *given, writes: begin(*given, writes=False)
 """

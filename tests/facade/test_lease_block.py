@@ -25,7 +25,7 @@ from sqlalchemy import (
 )
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.facade import host
+from sqlalchemy_locks.core import transaction
 from tests.conftest import Servers
 from tests.faults.drivers import clear, through_a_proxy
 from tests.fixtures.engines import MakeEngine
@@ -183,7 +183,7 @@ def test_loss_does_not_mask_error(engine_to: MakeEngine) -> None:
 def test_failed_release_is_logged(
     engine_to: MakeEngine, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host, "ROW_TIMEOUT", 0.2)
+    monkeypatch.setattr(transaction, "ROW_TIMEOUT", 0.2)
     engine = engine_to("postgresql15")
     lease = unused("lease")
     with caplog.at_level(logging.WARNING, "sqlalchemy_locks"), engine.connect() as keeper:

@@ -12,7 +12,7 @@ from sqlalchemy import event, text
 from sqlalchemy.util import await_only
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.runtime import renewal_timers
+from sqlalchemy_locks.runtime import renewal
 from tests.faults.drivers import clear
 from tests.faults.proxy import Proxy
 from tests.fixtures.engines import MakeEngine
@@ -49,7 +49,7 @@ def test_interrupted_exit_releases(name: str, engine_to: MakeEngine) -> None:
 def test_block_that_is_entered_while_the_last_renewal_is_cancelled_is_renewed(
     place: str, servers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(renewal_timers, "_RENEWAL_END", 0.01)
+    monkeypatch.setattr(renewal, "_RENEWAL_END", 0.01)
     name, driver = ASYNC[place]
 
     async def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -18,8 +17,12 @@ from sqlalchemy_locks.facade.mutexes import Mutexes
 TWINS = [(sl.Locks, sl.AsyncLocks), (Mutexes, AsyncMutexes), (Lease, AsyncLease)]
 
 
+def attributes(cls: type[Any]) -> set[str]:
+    return {name for each in cls.__mro__ for name in vars(each).get("__annotations__", ())}
+
+
 def public(cls: type[Any]) -> set[str]:
-    return {name for name in dir(cls) if not name.startswith("_")}
+    return {name for name in attributes(cls).union(dir(cls)) if not name.startswith("_")}
 
 
 @pytest.mark.parametrize(("sync", "asynchronous"), TWINS)
@@ -31,7 +34,7 @@ def test_the_same_names(sync: type[Any], asynchronous: type[Any]) -> None:
     ("sync", "asynchronous", "name"), [(a, b, name) for a, b in TWINS for name in sorted(public(a) & public(b))]
 )
 def test_the_same_parameters(sync: type[Any], asynchronous: type[Any], name: str) -> None:
-    one, other = inspect.getattr_static(sync, name), inspect.getattr_static(asynchronous, name)
+    one, other = (inspect.getattr_static(cls, name, None) for cls in (sync, asynchronous))
     if isinstance(other, property) or not callable(other):
         assert not callable(one) or name == "dispatch"
         return
@@ -46,7 +49,7 @@ def test_the_same_parameters(sync: type[Any], asynchronous: type[Any], name: str
     "cls", [sl.Locks, sl.AsyncLocks, Mutexes, AsyncMutexes, Held, Lease, AsyncLease, AsyncLostEvent]
 )
 def test_every_method_is_documented(cls: type[Any]) -> None:
-    for name in public(cls) - {"dispatch"} - {one.name for one in fields(sl.Grant)}:
+    for name in public(cls) - {"dispatch"} - attributes(cls):
         assert inspect.getdoc(inspect.getattr_static(cls, name)), f"{cls.__name__}.{name}"
 
 

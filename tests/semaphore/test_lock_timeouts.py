@@ -53,7 +53,7 @@ def test_timed_out_release_can_be_repeated(name: str, engine_to: MakeEngine) -> 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
 def test_release_during_own_guarded_write_times_out(name: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
     """Inside the block that writes, it would deadlock with itself."""
-    monkeypatch.setattr("sqlalchemy_locks.facade.host.ROW_TIMEOUT", 0.5)
+    monkeypatch.setattr("sqlalchemy_locks.core.transaction.ROW_TIMEOUT", 0.5)
     engine = engine_to(name)
     locks, sem = sl.Locks(engine), made(engine, 1)
     grant = locks.acquire({sem: 1})

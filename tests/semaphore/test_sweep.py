@@ -31,7 +31,7 @@ def test_request_with_ttl_is_never_stale(name: str, engine_to: MakeEngine) -> No
     days_ago(engine, lease, 2)
     locks.sweep()
     locks.sweep(stale_after=60)
-    orphans.run(locks._semaphores, None)
+    orphans.run(locks, None)
     with engine.begin() as connection:
         connection.execute(sl.semaphore.sweep(stale_after=60))
     assert held(engine, sem) == 2
@@ -43,5 +43,5 @@ def test_request_with_ttl_is_never_stale(name: str, engine_to: MakeEngine) -> No
     days_ago(engine, endless, 2)
     assert locks.sweep(stale_after=None) >= 0
     assert held(engine, sem) == 1
-    assert orphans.run(locks._semaphores, None) >= 1
+    assert orphans.run(locks, None) >= 1
     assert locks.release(endless) is sl.Released.ALREADY_RELEASED

@@ -1,0 +1,599 @@
+"""Transactions of this library's own: how a connection is checked out, a transaction begun, committed, and run again.
+
+``ShortTransaction`` is one connection in one READ COMMITTED transaction. ``OperationRunner`` is how ``Locks`` runs one
+operation: in autocommit or in a short transaction, again after an error that has left nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import Connection, RootTransaction
+from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.exc import TimeoutError as CheckoutTimeout
+from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy.util import await_only
+
+from sqlalchemy_locks.core.backoff import Backoff
+from sqlalchemy_locks.core.operation import (
+    Execution,
+    Operation,
+    RowsOperation,
+    backend_of,
+    engine_state,
+    fresh_nonce,
+    translated,
+)
+from sqlalchemy_locks.dialects import Backend, backend_for
+from sqlalchemy_locks.dialects.base import DriverTimeout, checkout_errors
+from sqlalchemy_locks.errors import (
+    IdempotencyConflict,
+    LockLost,
+    LockTimeout,
+    MustRollback,
+    NotWritable,
+    OutcomeUnknown,
+    PoolTimeout,
+    UnknownSemaphore,
+    UnknownTask,
+    Unsupported,
+)
+
+if TYPE_CHECKING:
+    from sqlalchemy.orm import Session
+
+T = TypeVar("T")
+
+Sleep = Callable[[float], None]
+RETRIES = 3
+#: options of a session that works in a block's transaction, whatever the options of its maker
+IN_BLOCK: dict[str, Any] = {
+    "binds": None,
+    "join_transaction_mode": "rollback_only",
+    "autobegin": True,
+    "twophase": False,
+}
+#: the longest wait for the rows of a semaphore or a request, and for the queue in memory before them, in seconds
+ROW_TIMEOUT = 5.0
+#: errors which say that no attempt has done anything, including one without a reply
+_NEVER_DONE = (UnknownTask, UnknownSemaphore, IdempotencyConflict)
+# why a lock is gone, and what has become of the work
+FAILED = (
+    "the transaction that held the lock has failed or ended, or its connection died: nothing that was done in it after "
+    "that is committed"
+)
+_CLOSED = (
+    "held.session was closed inside the block, which rolled back what it had done, and with it the lock: the block "
+    "itself commits and closes it"
+)
+_READ_ONLY = (
+    "the server has become read-only, as a primary does before a replica takes its place, where others may acquire the "
+    "lock: nothing that was done in its block is committed"
+)
+_FORKED = "the lock is held by the process that forked this one: nothing that was done in it is committed here"
+#: a fork's copies of its parent's transactions, kept so that they are not closed: there they continue
+_inherited: list[Any] = []
+
+
+def connect(engine: Engine) -> Connection:
+    """Check a connection out of the engine's pool.
+
+    :raises PoolTimeout: when none was free within the pool's own ``pool_timeout``.
+    :raises DBAPIError: with ``connection_invalidated`` when none could be made: nothing was sent.
+    """
+    try:
+        return engine.connect()
+    except CheckoutTimeout as error:
+        raise PoolTimeout(f"no connection was free within the pool's own pool_timeout: {error}") from error
+    except DBAPIError as error:
+        error.connection_invalidated = True  # drivers don't tell a connection that died from one that was refused
+        raise
+    except checkout_errors(engine) as error:
+        # Of a statement that SQLAlchemy sends at the checkout, or of a driver that has errors outside its DBAPI. The
+        # frames refer to the connection, which returns to its pool when nothing does.
+        traceback.clear_frames(error.__traceback__)
+        raise OperationalError(None, None, error, connection_invalidated=True) from error
+
+
+def return_to_pool(connection: Connection, error: BaseException | None = None) -> None:
+    """Return a connection to its pool, without an error where it has died meanwhile.
+
+    One on which nothing can be written is replaced: the name of the server may lead to the primary by now.
+
+    :param error: what its use has raised.
+    """
+    if isinstance(error, NotWritable) and not (connection.closed or connection.invalidated):
+        connection.invalidate()
+    try:
+        connection.close()
+    except (DBAPIError, connection.dialect.loaded_dbapi.Error) as raised:
+        if not connection.closed and not connection.invalidated:
+            connection.invalidate(raised)
+            connection.close()
+
+
+@contextmanager
+def connected(engine: Engine) -> Iterator[Connection]:
+    """Check a connection out for the length of a block, as :func:`connect`."""
+    connection = connect(engine)
+    try:
+        yield connection
+    except BaseException as error:
+        return_to_pool(connection, error)
+        raise
+    return_to_pool(connection)
+
+
+def shares_one_connection(pool: Any) -> bool:
+    """Return whether the pool shares one connection, and so one transaction, between checkouts."""
+    return isinstance(pool, (StaticPool, SingletonThreadPool))
+
+
+def has_room(engine: Engine) -> bool:
+    """Return whether a connection can be checked out of the engine's pool without a wait, its overflow apart."""
+    pool = engine.pool
+    return not isinstance(pool, QueuePool) or pool.size() == 0 or pool.checkedout() < pool.size()
+
+
+class ShortTransaction:
+    """One connection, checked out of a pool, in one READ COMMITTED transaction."""
+
+    backend: Backend
+    transaction: RootTransaction
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        #: other work than the lock is done in it
+        self.used = False
+        #: the server, or the driver, can tell this transaction from a later one
+        self._marked = False
+        #: the driver has shown that it is open; before that, only the first statement may begin it
+        self._seen_open = False
+        self._loss: str | None = None
+        self._process = os.getpid()
+
+    def begin(self, *, writes: bool = True, wait: float | None = None) -> None:
+        """Begin on the connection.
+
+        :param writes: the transaction writes, or locks.
+        :param wait: how long BEGIN may wait, in seconds, where it can.
+        :raises LockTimeout: when that was not enough.
+        """
+        state = engine_state(self.connection)
+        self.backend = state.backend
+        try:
+            self.transaction = self.backend.begin(self.connection, state.server, wait, writes=writes)
+        except DBAPIError:
+            with translated(self.backend):
+                raise
+
+    @property
+    def active(self) -> bool:
+        """Whether the transaction is still the one that was begun, as far as SQLAlchemy knows."""
+        connection = self.connection
+        return (
+            os.getpid() == self._process
+            and not connection.closed
+            and not connection.invalidated
+            and self.transaction.is_active
+        )
+
+    def loss(self) -> str | None:
+        """Return why the lock is known to be gone, without asking the server; ``None`` if it isn't."""
+        if self._loss is None:
+            self._loss = self._find_loss()
+        return self._loss
+
+    def _find_loss(self) -> str | None:
+        if os.getpid() != self._process:
+            return _FORKED
+        state = self.backend.transaction_state(self.connection) if self.active else "closed"
+        if state == "closed":
+            return FAILED
+        if self.used:
+            if state == "ended" and self._seen_open:
+                return FAILED
+            self._seen_open = state != "ended"
+            # inside begin_nested() an error costs only what was done there; another thread may end it meanwhile
+            nested = self.connection.in_nested_transaction()
+            if self.backend.transaction_state(self.connection) == "failed" and not (
+                nested or self.connection.in_nested_transaction()
+            ):
+                return FAILED
+        return None
+
+    def close_inside(self) -> None:
+        """Roll back inside the block, whose session is being closed."""
+        if self.loss() is None:
+            self.transaction.rollback()
+            self._loss = _CLOSED
+
+    def use(self, *, marker: bool = True) -> None:
+        """Detect the end of the transaction from here on: other work is about to be done in it.
+
+        :param marker: code that may pass over an error, or end the transaction, does that work.
+        """
+        if not self.used:
+            if marker:
+                self.backend.set_marker(self.connection)
+            self.used, self._marked = True, marker or not self.backend.marker_is_savepoint
+            self._seen_open = self.backend.transaction_state(self.connection) != "ended"
+
+    def check(self) -> None:
+        """Ask the server whether the transaction is still the one that was begun.
+
+        :raises LockLost: when it is not, can only be rolled back, its connection is dead, or its server read-only.
+        :raises Unsupported: where asking would release the caller's savepoint.
+        """
+        why = self.loss()
+        nested = self.active and self.connection.in_nested_transaction()
+        if why is None and self.backend.marker_is_savepoint and nested:
+            raise Unsupported(
+                f"check() inside begin_nested() can't be answered on {self.backend.name}, where asking ends the "
+                "savepoint: ask before it, or after it"
+            )
+        try:
+            if why is None and self._marked and self.backend.marker_is_savepoint:
+                if self.backend.marker_lost(self.connection):
+                    why = self._loss = FAILED
+                else:
+                    self.backend.set_marker(self.connection)
+            elif why is None:
+                self.connection.exec_driver_sql("SELECT 1")
+            if why is None and not self.backend.writable(self.connection):
+                why = self._loss = _READ_ONLY
+        except DBAPIError as error:
+            # refused because of an error behind a savepoint: the transaction is there, and holds the lock
+            if not nested or error.connection_invalidated:
+                self._loss = FAILED
+                raise LockLost(FAILED) from error
+        if why is not None:
+            raise LockLost(why)
+
+    def commit(self, wait: float | None = None) -> None:
+        """Commit, and give the connection back.
+
+        :param wait: how long COMMIT may wait for others, in seconds, where it does; without it the app's own limit.
+        :raises LockTimeout: when that was not enough; the transaction is rolled back.
+        :raises LockLost: when the transaction had ended or failed before, so that this commits nothing.
+        :raises OutcomeUnknown: when work was done in it, and the connection died during COMMIT.
+        """
+        try:
+            why = self.loss() if self.used or not self.active else self._loss
+            try:
+                if why is None and self._marked and self.backend.marker_lost(self.connection):
+                    why = FAILED
+            except DBAPIError as error:
+                raise LockLost(FAILED) from error
+            if why is not None:
+                raise LockLost(why)
+            try:
+                # where COMMIT can wait for readers
+                with self.backend.committing(self.connection, wait) if self.backend.single_writer else nullcontext():
+                    self.transaction.commit()
+            except BaseException as error:
+                if not _has_died(error):
+                    roll_back(self.connection)
+                    raise
+                if not self.used:
+                    raise LockLost(FAILED) from error
+                raise OutcomeUnknown(
+                    "the connection died during COMMIT: what was done is committed, or it is not"
+                ) from error
+        except BaseException as error:
+            self.abandon(error)
+            raise
+        self.abandon()
+
+    def abandon(self, error: BaseException | None = None) -> None:
+        """Roll back what isn't committed, and give the connection back; never raises over a dead connection.
+
+        :param error: what was raised in the transaction.
+        """
+        connection = self.connection
+        if os.getpid() != self._process:
+            _inherited.append(self)  # the parent uses the socket
+            return
+        if error is not None:
+            release_cursors(error)
+        try:
+            if connection.in_transaction() or connection.invalidated:
+                connection.rollback()
+        except BaseException as raised:
+            # its state is unknown
+            if not connection.closed:
+                connection.invalidate(raised)
+            if not isinstance(raised, DBAPIError):
+                raise
+        finally:
+            return_to_pool(connection, error)
+
+
+def release_cursors(error: BaseException) -> None:
+    """Drop the traceback's references to cursors of what was cancelled: an open cursor of SQLite's keeps its lock."""
+    if not isinstance(error, Exception):
+        traceback.clear_frames(error.__traceback__)
+
+
+def roll_back(connection: Connection) -> None:
+    """Roll back, even after a COMMIT that failed: it ends SQLAlchemy's transaction, and not SQLite's.
+
+    A connection that dies at that is invalidated.
+    """
+    if not connection.invalidated and not connection.closed:
+        try:
+            connection.connection.rollback()
+        except connection.dialect.loaded_dbapi.Error as error:
+            connection.invalidate(error)
+    connection.rollback()
+
+
+class OperationRunner:
+    """Runs operations on connections of one engine.
+
+    :param session_maker: makes the session of an operation that gives entities, and of every operation where the app
+        does something at the beginning of a session's transaction (``after_begin``).
+    :param on_retry: called with the operation's name, the error, and the number of the retry.
+    :param before_write: called before what writes, where there is one writer at a time.
+    :param checkout: checks a connection out; by default of the engine's pool.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        session_maker: Callable[..., Session],
+        sleep: Sleep,
+        on_retry: Callable[[str, BaseException, int], object],
+        before_write: Callable[[], object],
+        checkout: Callable[[], Connection] | None = None,
+    ) -> None:
+        self._engine, self._session_maker, self._sleep, self._on_retry = engine, session_maker, sleep, on_retry
+        self._before_write = before_write
+        #: as far as it is known without a connection: whether it has one writer, and functions
+        self._backend = backend_for(engine.dialect)
+        self._checkout = checkout or partial(connect, engine)
+        #: never used: it tells which listeners a session of the app has, of now and later
+        self._idle_session = session_maker()
+
+    def run(
+        self,
+        operation: Operation[Any],
+        nonce: str | None = None,
+        *,
+        short: bool = False,
+        wait: float | None = None,
+        on_lost: Callable[[], object] = lambda: None,
+    ) -> Any:
+        """Run an operation, and again after an error that leaves nothing behind.
+
+        :param nonce: identifies this call in all its attempts; by default a fresh one.
+        :param short: in a short transaction, even where autocommit would be one round trip.
+        :param wait: the longest wait for a lock, in seconds; ``None``: the operation's own, or the server's.
+        :param on_lost: called when a reply was lost: that attempt may take effect even after the next one is answered.
+        :raises OutcomeUnknown: when it is not known whether it was done, and it can't be repeated.
+        :raises LockLost: when its transaction ended before COMMIT, at each attempt.
+        :raises ReentryError: on SQLite, when it writes in an ``exclusive`` block of its caller.
+        """
+        impl = operation._impl
+        if impl.writes and self._backend.single_writer:
+            self._before_write()
+        options: dict[str, Any] = {"locks_nonce": nonce or fresh_nonce()} if impl.uses_nonce else {}
+
+        def attempt() -> Any:
+            try:
+                return self._attempt(operation, options, wait, short)
+            except OutcomeUnknown as error:
+                if not impl.writes and error.__cause__ is not None:
+                    raise error.__cause__ from None  # it has nothing to do
+                options["locks_again"] = True
+                on_lost()
+                raise
+            except _NEVER_DONE:
+                raise  # an earlier attempt would have failed with the same error
+            except Exception as error:
+                if "locks_again" not in options:
+                    raise
+                # whatever the error of this attempt, an earlier one may have been carried out
+                raise OutcomeUnknown(
+                    f"{operation.name}: a reply was lost, and the next attempt failed: it was done, or it was not"
+                ) from error
+
+        def on_retry(error: BaseException, count: int) -> None:
+            self._on_retry(operation.name, error, count)
+
+        try:
+            repeatable = partial(impl.repeatable, operation)
+            return retried(attempt, self._engine, self._sleep, repeatable=repeatable, on_retry=on_retry)
+        except NotCommitted as error:
+            raise LockLost(str(error)) from error
+
+    def run_on_request(self, operation: Operation[Any], on_lost: Callable[[], object] = lambda: None) -> Any:
+        """Run what may wait for a ``guarded`` write of a request, not longer than ``ROW_TIMEOUT``.
+
+        :param on_lost: as for :meth:`run`.
+        """
+        # where it would be two more round trips, the server has a limit of its own
+        return self.run(operation, wait=ROW_TIMEOUT if self._backend.schemas else None, on_lost=on_lost)
+
+    def _attempt(self, operation: Operation[Any], options: dict[str, Any], wait: float | None, short: bool) -> Any:
+        began, impl = time.monotonic(), operation._impl
+        in_session = bool(self._idle_session.dispatch.after_begin) or (
+            isinstance(operation, RowsOperation) and operation.is_select
+        )
+        connection, in_autocommit = self._checkout(), False
+        try:
+            execution = Execution(connection, operation, options, wait=wait)
+            deadline = None if execution.wait is None else began + execution.wait
+            # a wait that is not sent along is set before the statement, and restored after it
+            bounded = deadline is not None and not impl.sends_wait
+            one_statement = not (short or in_session or bounded) and impl.statement(execution.context) is not None
+            backend = execution.backend
+            in_autocommit = one_statement and backend.allows_autocommit(connection, execution.server, execution.level)
+            # Elsewhere at the app's level, where a statement that writes reads the latest rows at each. A cancelled
+            # task's statement may be executed late, and is then rolled back, unless it commits by itself.
+            commits = connection.dialect.is_async and backend.autocommit(connection)
+            plain = one_statement and not commits and (backend.stale_reads or backend.single_writer)
+            if in_autocommit:
+                execution.in_autocommit = True
+                value = backend.autocommitted(connection, partial(execution.perform, unpack=True))
+            elif plain:
+                value = _run_in_plain_transaction(execution, deadline)
+        except BaseException as error:
+            return_to_pool(connection, error)
+            if in_autocommit and execution.sent and _has_died(error):
+                raise _reply_lost(execution) from error
+            raise
+        if in_autocommit or plain:
+            return_to_pool(connection)
+            return value
+        if in_session and wait is not None:
+            options = {**options, "locks_wait": wait}
+        return self._run_in_transaction(execution, options, deadline, in_session)
+
+    def _run_in_transaction(
+        self, execution: Execution, options: Mapping[str, Any], deadline: float | None, in_session: bool
+    ) -> Any:
+        connection, operation = execution.connection, execution.operation
+        impl, transaction = operation._impl, ShortTransaction(connection)
+        try:
+            try:
+                transaction.begin(writes=impl.writes, wait=0 if impl.impatient else _left(deadline))
+            except LockTimeout as error:
+                if not impl.impatient:
+                    raise
+                transaction.abandon(error)
+                return impl.refused
+            transaction.use(marker=in_session)  # an operation passes over no error that ends its transaction
+            if in_session:
+                value = self._in_session(connection, operation, options)
+            else:
+                value = Execution(connection, operation, options, wait=execution.wait).perform(unpack=True)
+        except BaseException as error:
+            transaction.abandon(error)
+            raise
+        try:
+            transaction.commit(_left(deadline))
+        except LockLost as error:
+            if isinstance(error, OutcomeUnknown):
+                raise
+            raise NotCommitted(str(error)) from error
+        return value
+
+    def _in_session(self, connection: Connection, operation: Operation[Any], options: Mapping[str, Any]) -> Any:
+        """Return the value or the rows of an operation that a session executes; entities are detached."""
+        session = self._session_maker(bind=connection, expire_on_commit=False, **IN_BLOCK)
+        session.get_bind = lambda *_, **named: connection  # type: ignore[method-assign]
+        value = operation._unpack(session.execute(operation, execution_options=options))
+        session.commit()
+        session.expunge_all()
+        session.close()
+        return value
+
+
+def _run_in_plain_transaction(execution: Execution, deadline: float | None) -> Any:
+    """Run an operation of one statement in a transaction at the app's own level, and commit it.
+
+    :param deadline: when COMMIT must be done, where it can wait.
+    :raises LockTimeout: when it was not; it is rolled back.
+    :raises OutcomeUnknown: when the connection died after COMMIT was sent.
+    """
+    connection, backend = execution.connection, execution.backend
+    #: the statement commits by itself; what was sent last commits
+    commits = final = backend.autocommit(connection)
+    try:
+        if not connection.in_transaction():
+            with translated(backend):
+                connection.begin()
+        value = execution.perform(unpack=True)
+        if connection.in_transaction():
+            try:
+                final = True
+                with backend.committing(connection, _left(deadline)) if backend.single_writer else nullcontext():
+                    connection.commit()
+            except DBAPIError as error:
+                if not (commits and error.connection_invalidated):
+                    raise
+    except LockTimeout:
+        if final:
+            roll_back(connection)  # a failed COMMIT ends SQLAlchemy's transaction, and not the server's
+        raise
+    except (DBAPIError, DriverTimeout) as error:
+        if final and _has_died(error):
+            raise _reply_lost(execution) from error
+        roll_back(connection)
+        raise
+    except BaseException as error:
+        release_cursors(error)
+        raise
+    return value
+
+
+def _has_died(error: BaseException) -> bool:
+    """Return whether a connection died; a driver's own time limit (asyncpg's command_timeout) is as good as that."""
+    return isinstance(error, DriverTimeout) or (isinstance(error, DBAPIError) and error.connection_invalidated)
+
+
+def _reply_lost(execution: Execution) -> OutcomeUnknown:
+    name = execution.operation.name
+    return OutcomeUnknown(f"{name}: the connection died before the reply arrived: it was done, or it was not")
+
+
+def _left(deadline: float | None) -> float | None:
+    """Return the seconds until a deadline, 0 when it has passed."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+class NotCommitted(LockLost):
+    """Nothing of an operation is committed: it may be run again."""
+
+
+def sleep_for(engine: Engine) -> Sleep:
+    """Return what sleeps between retries: the thread, or, under an async driver, the task."""
+    if engine.dialect.is_async:
+        return lambda seconds: await_only(asyncio.sleep(seconds))
+    return time.sleep
+
+
+def retried(
+    attempt: Callable[[], T],
+    engine: Engine,
+    sleep: Sleep,
+    *,
+    repeatable: Callable[[], bool] = lambda: False,
+    on_retry: Callable[[BaseException, int], object] = lambda error, count: None,
+) -> T:
+    """Run ``attempt``, and again, three times at most, after an error that leaves nothing behind.
+
+    A deadlock or a serialization failure has rolled everything back, and so has the death of a connection before COMMIT
+    was sent.
+
+    :param repeatable: returns whether it may also be run again when it is not known whether it was done.
+    :param on_retry: called with each error that is followed by a retry, and the number of that retry.
+    """
+
+    def retryable(error: BaseException) -> bool:
+        if isinstance(error, DBAPIError):
+            return error.connection_invalidated or backend_of(engine.dialect).transient(error)
+        return isinstance(error, (MustRollback, NotCommitted)) or (isinstance(error, OutcomeUnknown) and repeatable())
+
+    backoff: Backoff | None = None
+    for retry in range(1, RETRIES + 1):
+        try:
+            return attempt()
+        except Exception as error:
+            if not retryable(error):
+                raise
+            on_retry(error, retry)
+        backoff = backoff or Backoff(shortest=0.01, share=1)
+        # random, so that two that were each other's deadlock don't meet again
+        sleep(random.uniform(0, backoff.pause()))
+    return attempt()
