@@ -15,19 +15,8 @@ from sqlalchemy import Select, Update, and_, func, or_, select, update
 from sqlalchemy.engine import CursorResult
 from sqlalchemy.sql import Executable
 
+from sqlalchemy_locks.core import roles
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
-from sqlalchemy_locks.core.roles import (
-    ID_PARAM,
-    NONCE_PARAM,
-    ONE,
-    QUEUE_PARAM,
-    RoleColumns,
-    RoleMapping,
-    incremented,
-    param_name,
-    retries_left,
-    role_param,
-)
 from sqlalchemy_locks.errors import LockTimeout, OutcomeUnknown, UnknownTask
 from sqlalchemy_locks.sql.elements import ReadCommitted
 
@@ -39,7 +28,7 @@ if TYPE_CHECKING:
 class ConditionalUpdate(OperationImpl):
     """One conditional UPDATE of one row; returns whether it changed the row."""
 
-    def __init__(self, mapping: RoleMapping, name: str) -> None:
+    def __init__(self, mapping: roles.RoleMapping, name: str) -> None:
         super().__init__()
         self.mapping, self.name = mapping, name
         self.needs_installation = mapping.target is None
@@ -47,11 +36,11 @@ class ConditionalUpdate(OperationImpl):
         self.update_statement: Callable[[BuildContext], Executable] = cache(self.build_update)
         self._probe_statement: Callable[[BuildContext], Select[Any]] = cache(self._build_probe)
 
-    def condition(self, columns: RoleColumns) -> list[Any]:
+    def condition(self, columns: roles.RoleColumns) -> list[Any]:
         """Return what must be true of the row."""
         raise NotImplementedError
 
-    def changes(self, columns: RoleColumns) -> dict[Any, Any]:
+    def changes(self, columns: roles.RoleColumns) -> dict[Any, Any]:
         """Return what the UPDATE sets."""
         raise NotImplementedError
 
@@ -62,11 +51,11 @@ class ConditionalUpdate(OperationImpl):
         """Return the UPDATE of the row."""
         return self.update_of(context, self.mapping.columns(context))
 
-    def update_of(self, context: BuildContext, columns: RoleColumns) -> Update:
+    def update_of(self, context: BuildContext, columns: roles.RoleColumns) -> Update:
         conditions = [*self.mapping.row_condition(columns), *self.condition(columns)]
         return update(columns.table).where(and_(*conditions)).values(self.all_changes(columns))
 
-    def all_changes(self, columns: RoleColumns) -> dict[Any, Any]:
+    def all_changes(self, columns: roles.RoleColumns) -> dict[Any, Any]:
         """Return what the UPDATE sets, the version of a mapped class included."""
         return self.changes(columns) | self.mapping.version_bump()
 
@@ -93,7 +82,7 @@ class ConditionalUpdate(OperationImpl):
         if target is not None:
             columns = self.mapping.columns(execution.context)
             identity = {
-                columns[role]: execution.values[param_name(role)] for role in ("queue", "id") if role in columns
+                columns[role]: execution.values[roles.param_name(role)] for role in ("queue", "id") if role in columns
             }
             target.refresh(session, self.changes(columns), identity)
 
@@ -104,7 +93,7 @@ class ConditionalUpdate(OperationImpl):
         :raises UnknownTask: if there is no such row.
         """
         statement = self._probe_statement(execution.context)
-        row = execution.execute(statement, {NONCE_PARAM: None, **execution.values}).first()
+        row = execution.execute(statement, {roles.NONCE_PARAM: None, **execution.values}).first()
         if row is None and not (execution.backend.stale_reads and self._is_hidden(execution)):
             raise UnknownTask(self._unknown(execution))
         return row
@@ -114,7 +103,7 @@ class ConditionalUpdate(OperationImpl):
         selected: list[Any] = [columns[role].label(role) for role in ("id", "fence", "acquired") if role in columns]
         if "token" in columns:
             # compared by the server, whatever type the column has
-            selected.append((columns["token"] == role_param(columns["token"], "nonce")).label("has_nonce"))
+            selected.append((columns["token"] == roles.role_param(columns["token"], "nonce")).label("has_nonce"))
         # cast, since select() is typed differently from ten columns on
         probe: Select[Any] = cast(Any, select(*selected).where(*self.mapping.row_condition(columns)))
         return probe
@@ -124,7 +113,7 @@ class ConditionalUpdate(OperationImpl):
         if execution.read_committed or execution.execute(select(ReadCommitted()), {}).scalar():
             return False
         probe = self._probe_statement(execution.context)
-        values = {NONCE_PARAM: None, **execution.values}
+        values = {roles.NONCE_PARAM: None, **execution.values}
         if execution.execute(probe.with_for_update(read=True, skip_locked=True), values).first() is not None:
             return True
         try:
@@ -141,8 +130,8 @@ class ConditionalUpdate(OperationImpl):
 
     def _unknown(self, execution: Execution) -> str:
         values = execution.values
-        where = f" in the queue {values[QUEUE_PARAM]!r}" if QUEUE_PARAM in values else ""
-        return f"{self.name}: there is no {values[ID_PARAM]!r}{where}; make it by create() first"
+        where = f" in the queue {values[roles.QUEUE_PARAM]!r}" if roles.QUEUE_PARAM in values else ""
+        return f"{self.name}: there is no {values[roles.ID_PARAM]!r}{where}; make it by create() first"
 
 
 class ConditionalAcquire(ConditionalUpdate):
@@ -153,7 +142,7 @@ class ConditionalAcquire(ConditionalUpdate):
     """
 
     def __init__(
-        self, mapping: RoleMapping, name: str, *, returns_token: bool, waiting: ConditionalAcquire | None = None
+        self, mapping: roles.RoleMapping, name: str, *, returns_token: bool, waiting: ConditionalAcquire | None = None
     ) -> None:
         super().__init__(mapping, name)
         self.returns_token = returns_token
@@ -171,31 +160,31 @@ class ConditionalAcquire(ConditionalUpdate):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return self._stores_nonce
 
-    def is_free(self, columns: RoleColumns) -> list[Any]:
+    def is_free(self, columns: roles.RoleColumns) -> list[Any]:
         """Return what must be true for the row to be free."""
         raise NotImplementedError
 
-    def condition(self, columns: RoleColumns) -> list[Any]:
+    def condition(self, columns: roles.RoleColumns) -> list[Any]:
         return [*self.is_free(columns), *self.may_acquire(columns)]
 
-    def may_acquire(self, columns: RoleColumns) -> list[Any]:
+    def may_acquire(self, columns: roles.RoleColumns) -> list[Any]:
         """Return what every acquisition requires besides a free row."""
-        conditions = retries_left(columns)
+        conditions = roles.retries_left(columns)
         if "token" in columns:
             # a first try whose connection died must not take effect after the second one has
             token = columns["token"]
-            conditions.append(or_(token.is_(None), token != role_param(token, "nonce")))
+            conditions.append(or_(token.is_(None), token != roles.role_param(token, "nonce")))
         return conditions
 
-    def acquisition_changes(self, columns: RoleColumns) -> dict[Any, Any]:
+    def acquisition_changes(self, columns: roles.RoleColumns) -> dict[Any, Any]:
         """Return what every acquisition sets."""
         changes: dict[Any, Any] = {}
         if "retries" in columns:
-            changes[columns["retries"]] = columns["retries"] - ONE
+            changes[columns["retries"]] = columns["retries"] - roles.ONE
         if "token" in columns:
-            changes[columns["token"]] = role_param(columns["token"], "nonce")
+            changes[columns["token"]] = roles.role_param(columns["token"], "nonce")
         if "fence" in columns:
-            changes[columns["fence"]] = incremented(columns["fence"])
+            changes[columns["fence"]] = roles.incremented(columns["fence"])
         return changes
 
     def build(self, context: BuildContext) -> Executable | None:
@@ -215,9 +204,9 @@ class ConditionalAcquire(ConditionalUpdate):
             return statement
         if context.backend.returning:
             return statement.returning(columns["fence"])
-        return statement.values({columns["fence"]: func.last_insert_id(incremented(columns["fence"]))})
+        return statement.values({columns["fence"]: func.last_insert_id(roles.incremented(columns["fence"]))})
 
-    def update_of(self, context: BuildContext, columns: RoleColumns) -> Update:
+    def update_of(self, context: BuildContext, columns: roles.RoleColumns) -> Update:
         # of the variant that doesn't wait, unless the row is locked
         statement = super().update_of(context, columns)
         if self.waiting is None:
@@ -225,14 +214,14 @@ class ConditionalAcquire(ConditionalUpdate):
         free = self._skip_locked(columns).cte("locks_free")
         return statement.where(*(column == free.c[column.key] for column in columns.table.primary_key))
 
-    def _skip_locked(self, columns: RoleColumns) -> Select[Any]:
+    def _skip_locked(self, columns: roles.RoleColumns) -> Select[Any]:
         # key_share: transactions that reference the row by a foreign key don't count as holders
         row = select(*columns.table.primary_key).where(*self.mapping.row_condition(columns))
         return row.with_for_update(skip_locked=True, key_share=True)
 
     def call_values(self, execution: Execution) -> dict[str, Any]:
         """Return the values that differ between two calls of the same operation."""
-        return {NONCE_PARAM: self.mapping.nonce_type(execution.nonce)} if self._stores_nonce else {}
+        return {roles.NONCE_PARAM: self.mapping.nonce_type(execution.nonce)} if self._stores_nonce else {}
 
     def update(self, execution: Execution) -> Any:
         execution.values = {**execution.values, **self.call_values(execution)}

@@ -27,20 +27,7 @@ from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
 from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
-from sqlalchemy_locks.semaphore.base import (
-    EXTERNAL_ID,
-    WAIT,
-    SemaphoreImpl,
-    Usage,
-    delete_request,
-    lock_request,
-    lock_semaphore,
-    mark_changed,
-    read_usage,
-    reads_snapshot,
-    share_request,
-    sum_again,
-)
+from sqlalchemy_locks.semaphore import base
 from sqlalchemy_locks.semaphore.statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN, Statements
 from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.sql.elements import LockFunction
@@ -51,7 +38,7 @@ _ROUNDS = 100
 _ANSWER = ("state", "replayed", "token", "expires_at", "fences", "exhausted", "capacities")
 
 
-class AcquirePermits(SemaphoreImpl):
+class AcquirePermits(base.SemaphoreImpl):
     name = "semaphore.acquire"
     uses_nonce = True
 
@@ -63,7 +50,7 @@ class AcquirePermits(SemaphoreImpl):
             bindparam("external_id", type_=Text()),
             bindparam("owner", type_=Text()),
             bindparam("ttl_seconds", type_=Float()),
-            WAIT,
+            base.WAIT,
             bindparam("nonce", None, Text()),
             bindparam("replaces_expired", type_=Boolean()),
             bindparam("queue_keys", type_=ARRAY(BigInteger())),
@@ -101,7 +88,7 @@ class AcquirePermits(SemaphoreImpl):
                 except (LockTimeout, DBAPIError) as error:
                     # InnoDB undoes only the statement: a caller that continues and commits would keep half a request
                     if isinstance(error, LockTimeout) or execution.backend.meaning(error) == "interrupted":
-                        delete_request(execution, sql, request)
+                        base.delete_request(execution, sql, request)
                     raise
             replay = self._replay(execution, sql)
             if replay is not None and not (replaces_expired and replay.state == EXPIRED):
@@ -127,9 +114,9 @@ class AcquirePermits(SemaphoreImpl):
         Before the INSERT: one that meets a duplicate locks it, shared, and of two such callers none could delete it.
         """
         # it waits for a guarded write of that request, after which this one may begin
-        request = lock_request(execution, sql)
+        request = base.lock_request(execution, sql)
         if request is not None and execution.execute(sql.read_expired_at_end, {"row_id": request.id}).scalar():
-            delete_request(execution, sql, request.id)
+            base.delete_request(execution, sql, request.id)
 
     def _insert_request(self, execution: Execution, sql: Statements, first: bool) -> int | None:
         """Return the row id of the new request; ``None`` where there is one with its external id."""
@@ -153,7 +140,7 @@ class AcquirePermits(SemaphoreImpl):
     def _replay(self, execution: Execution, sql: Statements) -> Grant | None:
         """Return the grant of the existing request; ``None`` when it was deleted meanwhile."""
         # shared, so that two that ask again don't wait for each other
-        request = share_request(execution, sql)
+        request = base.share_request(execution, sql)
         if request is None:
             return None
         # with a lock, which is on the gaps as well, only where a snapshot from before them doesn't show them
@@ -171,7 +158,7 @@ class AcquirePermits(SemaphoreImpl):
 
     def _decide(self, execution: Execution, sql: Statements, request: int) -> Grant:
         permits, ttl = execution.values["permits"], execution.values["ttl_seconds"]
-        locked = {name: lock_semaphore(execution, sql, name) for name in permits}
+        locked = {name: base.lock_semaphore(execution, sql, name) for name in permits}
         unknown = [name for name, row in locked.items() if row is None]
         if unknown:
             execution.execute(sql.delete_request, {"row_id": request})
@@ -181,10 +168,10 @@ class AcquirePermits(SemaphoreImpl):
         # a release lowers no bound: one that leaves no room says nothing
         bounds: dict[int, float] = {row.id: math.inf if row.used_at_most is None else row.used_at_most for row in rows}
         if ttl is None and all(bounds[row.id] + counts[row.id] <= row.capacity for row in rows):
-            sums, now, began = Usage(bounds, None, None)
+            sums, now, began = base.Usage(bounds, None, None)
         else:
-            sums, now, began = read_usage(execution, sql, rows, request)
-            if reads_snapshot(execution):
+            sums, now, began = base.read_usage(execution, sql, rows, request)
+            if base.reads_snapshot(execution):
                 # no other caller relies on it: a sum of READ UNCOMMITTED, which may be hidden, is too low
                 sums = {semaphore: min(used, bounds[semaphore]) for semaphore, used in sums.items()}
             else:
@@ -192,7 +179,7 @@ class AcquirePermits(SemaphoreImpl):
         exhausted = []
         for name, row in zip(permits, rows, strict=True):
             most = row.capacity - counts[row.id]
-            if sums[row.id] > most and (current := sum_again(execution, sql, row, most)) is not None:
+            if sums[row.id] > most and (current := base.sum_again(execution, sql, row, most)) is not None:
                 sums[row.id], now = current
                 bounds[row.id] = sums[row.id]
             if sums[row.id] > most:
@@ -203,7 +190,7 @@ class AcquirePermits(SemaphoreImpl):
         for row in rows:
             bound = bounds[row.id] + counts[row.id]
             execution.execute(sql.raise_fence, {"row_id": row.id, "bound": None if bound == math.inf else int(bound)})
-            mark_changed(execution, row.id)
+            base.mark_changed(execution, row.id)
             permit = {"semaphore_id": row.id, "permit_request_id": request, "count": counts[row.id]}
             execution.execute(sql.insert_permit, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
         until = None if ttl is None else self._start_lease(execution, sql, request, ttl, now, began)
@@ -214,7 +201,7 @@ class AcquirePermits(SemaphoreImpl):
         self, execution: Execution, sql: Statements, request: int, ttl: float, now: Any, began: Any
     ) -> Any:
         """Return when the time to live runs out: it counts from after the waits, not from the INSERT before them."""
-        if now is None or reads_snapshot(execution):
+        if now is None or base.reads_snapshot(execution):
             # at SERIALIZABLE the sum, too, may have waited after it read the clock
             now = execution.execute(sql.read_clock, {}).scalar_one()
         if began is None or now - began > timedelta(seconds=min(0.01, ttl / 100)):
@@ -326,7 +313,7 @@ def acquire(
         "permits": counts,
         "names": list(counts),
         "counts": list(counts.values()),
-        "external_id": uuid4().hex if external_id is None else valid_name(external_id, EXTERNAL_ID),
+        "external_id": uuid4().hex if external_id is None else valid_name(external_id, base.EXTERNAL_ID),
         "owner": None if owner is None else valid_name(owner, "an owner"),
         "ttl_seconds": held_for,
         "replaces_expired": False,
