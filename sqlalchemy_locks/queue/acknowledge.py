@@ -273,7 +273,7 @@ def requeue(at: RoleColumns) -> dict[Any, Any]:
 def end_attempt(at: RoleColumns, dead: Any) -> dict[Any, Any]:
     """Return what an UPDATE sets on a job whose attempt has failed; ``dead`` is the condition that it was the last."""
     # MySQL and MariaDB read the new value of a column that the same UPDATE has changed: none is read, except the last
-    # bit of a claim, which stays
+    # bit of a claim, which stays, and an attempt that is given back, which was not the last one
     return {at.started_at: case((dead, at.started_at)), at.failed_at: case((dead, Now()))}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingErr
 from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 
 from sqlalchemy_locks.core.operation import Execution, Operation, behind_pooler
-from sqlalchemy_locks.core.transaction import ShortTransaction, Sleep, connect, retried, return_to_pool
+from sqlalchemy_locks.core.transaction import ShortTransaction, Sleep, connect, has_room, retried, return_to_pool
 from sqlalchemy_locks.dialects.base import DriverTimeout, abort
 from sqlalchemy_locks.errors import (
     LockError,
@@ -27,6 +28,8 @@ from sqlalchemy_locks.errors import (
 from sqlalchemy_locks.workers.config import WorkerConfig
 
 logger = logging.getLogger("sqlalchemy_locks.worker")
+#: how long a connection is kept for the next statement, in seconds: a handler may be waiting for one of the same pool
+_KEPT = 0.01
 
 
 class WorkerDatabase:
@@ -43,6 +46,8 @@ class WorkerDatabase:
         #: keep the connection of a statement in autocommit for the next one: the checkout takes half as long as that
         self.keeps_connection = False
         self._kept: Connection | None = None
+        #: when it has to be returned at the latest, by ``time.monotonic()``
+        self.kept_until = float("inf")
         #: the last operation was executed again, after an error that may have come when it had taken effect
         self.retried = False
 
@@ -76,8 +81,8 @@ class WorkerDatabase:
             return_to_pool(connection, error)
             raise
         if in_autocommit:
-            self._kept = connection
-            if not self.keeps_connection or connection.invalidated:
+            self._kept, self.kept_until = connection, time.monotonic() + _KEPT
+            if not self.keeps_connection or connection.invalidated or not has_room(self.config.engine):
                 self.return_connection()
             return value
         short = ShortTransaction(connection)
@@ -92,7 +97,7 @@ class WorkerDatabase:
 
     def return_connection(self) -> None:
         """Return the connection that was kept to its pool."""
-        self.keeps_connection = False
+        self.keeps_connection, self.kept_until = False, float("inf")
         if self._kept is not None:
             connection, self._kept = self._kept, None
             return_to_pool(connection)

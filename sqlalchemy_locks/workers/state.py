@@ -44,6 +44,8 @@ _REQUEUE = 1000
 _AHEAD = 0.1
 #: within how many seconds ready jobs run without further slots
 _SOON = 0.001
+#: the bits of a claim whose attempt isn't counted, was counted when its handler could begin, or ahead
+_COUNTED = (0, BEGUN, BEGUN | COUNTED_AHEAD)
 #: how often a worker that stops tries to report and release its jobs
 _CLOSE_ATTEMPTS = 5
 
@@ -132,11 +134,15 @@ class WorkerState:
         return job
 
     def slots_to_wake(self) -> int:
-        """Return how many idle slots a cycle should wake: one where it runs all ready jobs within a millisecond."""
+        """Return how many idle slots a cycle should wake: one where it runs all ready jobs within a millisecond.
+
+        Only if all were counted ahead: a crash costs the others an attempt, which has to begin now.
+        """
         with self._lock:
             free, now = self.config.concurrency - len(self.running), time.monotonic()
             took = max((now - job._began_at for job in self.running.values() if job._began_at), default=0.0)
-            return free if len(self.ready) * max(took, self._handler_time) > _SOON else min(free, 1)
+            soon = len(self.ready) * max(took, self._handler_time) <= _SOON
+            return min(free, 1) if soon and all(job._pair[1] & COUNTED_AHEAD for job in self.ready) else free
 
     def call(self, job: RunningJob, handler: Callable[[RunningJob], Any]) -> Any:
         """Decode a job and call its handler; whatever is raised is an error of the job."""
@@ -239,8 +245,8 @@ class WorkerState:
             self.fail(error)
         with self._lock:
             busy = self.ready or self.running
-        if not busy:
-            self.database.return_connection()  # an idle worker needs none
+        if failed or errors or not busy or time.monotonic() >= self.database.kept_until:
+            self.database.return_connection()
         if failed or errors:
             self._error_pause = min(LONGEST_ERROR_PAUSE, max(_FIRST_PAUSE, 2 * self._error_pause))
         else:
@@ -267,6 +273,7 @@ class WorkerState:
         if free and (self._more_jobs or (self._until_empty and self._empty)):
             return 0.0
         times = [self.config.poll if free else self.config.heartbeat, self.acks.due_in(), self._compare_at - now]
+        times.append(self.database.kept_until - now)
         with self._lock:
             if self._countable()[0]:
                 return 0.0
@@ -280,6 +287,7 @@ class WorkerState:
     def close(self) -> None:
         """Report what is finished, and release all other jobs: those that still run may run again elsewhere."""
         self.stopping = True
+        self.database.return_connection()  # whatever ends this
         if self.running:
             message = "The worker of the queue %r ended while %d of its handlers ran: their jobs may run again"
             log(logging.WARNING, message, self.config.name, len(self.running))
@@ -303,7 +311,6 @@ class WorkerState:
             self.database.sleep(_FIRST_PAUSE)
         else:
             log(logging.ERROR, "Jobs could not be released: they are requeued when they have stalled")
-        self.database.return_connection()
         if errors:
             raise errors[0]
 
@@ -346,7 +353,7 @@ class WorkerState:
         if len(rows) == limit or (rows and not config.backend.releases_skipped_rows):
             self._more_jobs = True
         with self._lock:
-            unfinished = self.waiting or running or any(self.acks.finished.values())
+            unfinished = self.waiting or self.ready or running or any(self.acks.finished.values())
             self._empty = not (unfinished or self._more_jobs or self._reply_lost)
 
     def _capture(self, limit: int, host: str, beyond: int) -> Sequence[Sequence[Any]]:
@@ -462,16 +469,17 @@ class WorkerState:
         Jobs of other owners are dropped. Those whose rows are locked, perhaps since they are being requeued, wait.
         """
         bits = BEGUN | COUNTED_AHEAD if ahead else BEGUN
-        pairs = {(job._pair[0], job._pair[1] | bits): job for job in jobs}
-        states: dict[Any, str] = dict.fromkeys(pairs, RUNNING)
-        if self.database.perform(self.config.queue._begin([job._pair for job in jobs], ahead=ahead)) < len(pairs):
-            states = self.database.states([*pairs, *(job._pair for job in jobs)])
+        states: dict[Any, str] = {_with_bits(job._pair, bits): RUNNING for job in jobs}
+        if self.database.perform(self.config.queue._begin([job._pair for job in jobs], ahead=ahead)) < len(jobs):
+            # the reply to an earlier count may have been lost, which was ahead or not
+            states = self.database.states([_with_bits(job._pair, each) for job in jobs for each in _COUNTED])
         counted = []
-        for pair, job in pairs.items():
-            if states.get(pair) == RUNNING:
-                job._count(bits)
+        for job in jobs:
+            owned = [each for each in _COUNTED if states.get(_with_bits(job._pair, each)) == RUNNING]
+            if any(owned):
+                job._count(owned[0])
                 counted.append(job)
-            elif states.get(job._pair) == RUNNING:
+            elif owned:
                 job._locked_until = time.monotonic() + LOCKED_INTERVAL
             else:
                 log(logging.WARNING, "A job is not started: it has another owner by now")
@@ -567,9 +575,13 @@ class WorkerState:
         """Return jobs to the queue; those whose rows are locked are returned when they have stalled."""
         if jobs:
             # their attempts may be counted, though no reply has said so
-            bits = (0, BEGUN, BEGUN | COUNTED_AHEAD)
-            pairs = {(job._pair[0], job._pair[1] | each) for job in jobs for each in bits}
+            pairs = {_with_bits(job._pair, each) for job in jobs for each in _COUNTED}
             self.database.perform(skip_locked(self.config.queue.release(sorted(pairs))))
+
+
+def _with_bits(pair: tuple[Any, int], bits: int) -> tuple[Any, int]:
+    """Return a job's id and claim once its attempt is counted."""
+    return pair[0], pair[1] | bits
 
 
 def _captured(pair: tuple[Any, int]) -> tuple[Any, int]:

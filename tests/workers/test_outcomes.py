@@ -152,6 +152,22 @@ def test_a_queue_is_not_empty_while_a_failure_is_unsent(lite: Engine) -> None:
     assert state.take() is not None
 
 
+def test_a_queue_is_not_empty_while_jobs_are_ready(engine_to: MakeEngine) -> None:
+    """They were counted with their capture, and their handlers may put others."""
+    engine = engine_to("postgresql15")
+    put(engine, 1)
+    state = state_of(engine)
+    state._until_empty, state._handler_time = True, 1e-6
+    state.cycle()
+    job = state.take()
+    assert job is not None
+    state.done(job, None)
+    assert state.keep_going()
+    state.cycle()
+    assert not state.keep_going()
+    state.close()
+
+
 def test_listeners_get_each_event(engine_to: MakeEngine) -> None:
     engine = engine_to("postgresql15")
     ids = put(engine, "good", "bad", max_attempts=1)

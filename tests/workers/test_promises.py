@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, create_engine, event, select, text, update
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import sqlalchemy_locks as sl
@@ -27,6 +27,7 @@ from tests.fixtures.worker_states import (
     beat,
     begin_all,
     counts,
+    finish_all,
     queue,
     run_async,
     state_of,
@@ -199,6 +200,71 @@ def test_handlers_begin_as_soon_as_their_attempts_are_counted(lite: Engine) -> N
     state.cycle()
     assert "attempts=" in statements[-1]
     assert any("lock_worker" in statement for statement in statements)
+
+
+def test_every_slot_that_a_counted_job_needs_is_woken(lite: Engine) -> None:
+    """Handlers are fast, and the next one kills the process: the others would be dead without having begun."""
+    put(lite, *range(4), max_attempts=1)
+    state = state_of(lite, concurrency=4)
+    state._handler_time = 1e-6
+    state.cycle()
+    assert (len(state.ready), state.slots_to_wake()) == (4, 4)
+
+
+def test_a_lost_reply_to_a_count_ahead_delays_no_job(lite: Engine) -> None:
+    put(lite, *range(3))
+    state = state_of(lite, concurrency=1)
+    state.cycle()
+    job = state.take()
+    assert job is not None
+    state._handler_time = 1e-6
+    perform = state.database.perform
+
+    def lose_reply(operation: Any) -> Any:
+        value = perform(operation)
+        if operation._impl.name == "Queue.begin":
+            raise OperationalError(None, None, Exception("lost"), connection_invalidated=True)
+        return value
+
+    state.database.perform = lose_reply  # type: ignore[method-assign]
+    state.cycle()
+    state.database.perform = perform  # type: ignore[method-assign]
+    state.done(job, None)
+    state.cycle()  # now a slot is free
+    assert finish_all(state) == [1, 2]
+    state.close()
+    assert counts(lite)["completed"] == 3
+
+
+def test_a_worker_with_fast_handlers_leaves_them_its_connection(engine_to: MakeEngine) -> None:
+    """It keeps one between statements, where the pool has room, and not while it waits."""
+    engine = engine_to("postgresql15", pool_size=1, max_overflow=0, pool_timeout=5)
+    put(engine, *range(40))
+
+    def handler(job: Any) -> None:
+        if job.payload >= 20:
+            engine.connect().close()
+
+    sl.Worker(queue, handler, bind=engine, concurrency=1, prefetch=10).run(until_empty=True)
+    assert counts(engine)["completed"] == 40
+    assert engine.pool.status().endswith("Current Checked out connections: 0")
+
+
+def test_a_worker_whose_end_is_cancelled_keeps_no_connection(engine_to: MakeEngine) -> None:
+    engine = engine_to("postgresql15")
+    state = state_of(engine)
+    state.database.keeps_connection = True
+
+    def cancel(_: float) -> None:
+        raise asyncio.CancelledError
+
+    def fail() -> None:
+        raise OperationalError(None, None, Exception("refused"))
+
+    state.database.sleep, state._release_waiting = cancel, fail  # type: ignore[method-assign]
+    with pytest.raises(asyncio.CancelledError):
+        state.close()
+    assert engine.pool.status().endswith("Current Checked out connections: 0")
 
 
 @pytest.mark.parametrize("ending", ["complete", "fail"])
