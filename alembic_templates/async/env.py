@@ -8,7 +8,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy.ext.asyncio import async_engine_from_config
 
 # Imported before context.configure(): this also registers Alembic's support for yugabytedb:// URLs.
-from sqlalchemy_locks.alembic import include_name, own_branch
+from sqlalchemy_locks.alembic import include_name, migration_lock, own_branch
 
 config = context.config
 
@@ -47,10 +47,12 @@ def run_migrations_offline() -> None:
 
 
 def do_run_migrations(connection: Connection) -> None:
-    context.configure(connection=connection, **options)
+    # One process migrates at a time, others wait; required=False: where there is no such lock, a warning.
+    with migration_lock(connection, timeout=600, required=False):
+        context.configure(connection=connection, **options)
 
-    with context.begin_transaction():
-        context.run_migrations()
+        with context.begin_transaction():
+            context.run_migrations()
 
 
 async def run_async_migrations() -> None:

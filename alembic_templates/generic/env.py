@@ -5,7 +5,7 @@ from alembic import context
 from sqlalchemy import engine_from_config, pool
 
 # Imported before context.configure(): this also registers Alembic's support for yugabytedb:// URLs.
-from sqlalchemy_locks.alembic import include_name, own_branch
+from sqlalchemy_locks.alembic import include_name, migration_lock, own_branch
 
 config = context.config
 
@@ -51,7 +51,8 @@ def run_migrations_online() -> None:
         poolclass=pool.NullPool,
     )
 
-    with connectable.connect() as connection:
+    # One process migrates at a time, others wait; required=False: where there is no such lock, a warning.
+    with connectable.connect() as connection, migration_lock(connection, timeout=600, required=False):
         context.configure(connection=connection, **options)
 
         with context.begin_transaction():

@@ -11,9 +11,10 @@ from importlib.resources import files
 from sqlalchemy_locks.alembic import impl as _impl  # noqa: F401 - registers itself
 from sqlalchemy_locks.alembic.autogenerate import include_name, own_branch
 from sqlalchemy_locks.alembic.drift import check
+from sqlalchemy_locks.alembic.migration_lock import migration_lock
 from sqlalchemy_locks.alembic.options import Options, Refused
 
-__all__ = ["Options", "Refused", "check", "include_name", "own_branch", "template"]
+__all__ = ["Options", "Refused", "check", "include_name", "migration_lock", "own_branch", "template"]
 
 _TEMPLATES = ("generic", "async")
 
