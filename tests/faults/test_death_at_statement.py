@@ -606,9 +606,7 @@ def said(way: Way, act: Act) -> Said:
 #: one driver of each kind, in every operation: libpq's, one that reads all the time, and MySQL's
 THOROUGH = ("psycopg2", "asyncpg-tls", "pymysql-tls")
 #: elsewhere: one for each way in which an operation is run
-BRIEF = [
-    *(exclusive, worked, mutex_first_use, mutex_release_of_anothers, capture_of_entities, semaphore_acquire, lease),
-]
+BRIEF = [worked, mutex_first_use, mutex_release_of_anothers, capture_of_entities, semaphore_acquire]
 #: and with an app's own habits
 BRIEFEST = [worked, mutex_release_of_anothers, semaphore_acquire]
 CELLS = [
