@@ -152,6 +152,21 @@ def in_memory(needed: int = 2**30) -> str | None:
     return str(folder) if roomy else None
 
 
+#: these take longest, and mostly wait: they begin first, so that no process waits for the last of them
+LONGEST = (
+    "tests/faults/test_worker_storm.py",
+    "tests/workers/test_workers.py",
+    "tests/packaging/",
+    "tests/typing/",
+    "tests/docs/test_demo.py",
+    "tests/facade/test_lease_renewal.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+
+
 #: seconds within which the threads of a test must end after it
 ENDS_WITHIN = 30
 _FAILED = pytest.StashKey[bool]()
