@@ -23,17 +23,18 @@ T = TypeVar("T")
 #: Session, Connection and Locks, and their asynchronous counterparts
 S, C, L = "Session", "Connection", "Locks"
 AS, AC, AL = "AsyncSession", "AsyncConnection", "AsyncLocks"
-#: One driver of each kind has every runner. A Connection differs from a Session in SQLAlchemy only, which is the same with
-#: the others; what PgBouncer, another server version or another dialect name have of their own is about connections.
+#: One driver has every runner. A Connection differs from a Session in SQLAlchemy only, which is the same with the others
+#: (SQLite's driver begins transactions by itself); what PgBouncer, another server version or another dialect name have of
+#: their own is about connections.
 RUNNERS: dict[str, dict[str, tuple[str, ...]]] = {
-    "postgresql15": {"psycopg": (S, C, L, AS, AC, AL), "psycopg2": (S, L), "asyncpg": (AS, AC, AL)},
+    "postgresql15": {"psycopg": (S, C, L, AS, AC, AL), "psycopg2": (S, L), "asyncpg": (AS, AL)},
     "postgresql18": {"psycopg": (S, L), "asyncpg": (AL,)},
     "postgresql15-table": {"psycopg": (S, L)},
     "postgresql15-pgbouncer": {"psycopg": (S, AL), "psycopg2": (L,), "asyncpg": (AS, AL)},
     "yugabytedb": {"psycopg2": (S, L), "yugabytedb": (L,)},
-    "mysql": {"pymysql": (S, C, L), "aiomysql": (AS, AC, AL), "asyncmy": (AS, AL)},
+    "mysql": {"pymysql": (S, L), "aiomysql": (AS, AL), "asyncmy": (AL,)},
     "mariadb": {"pymysql": (S,), "mariadb+pymysql": (S, L), "aiomysql": (AS, AL)},
-    "sqlite": {"pysqlite": (S, C, L), "aiosqlite": (AS, AC, AL)},
+    "sqlite": {"pysqlite": (S, C, L), "aiosqlite": (AS, AL)},
 }
 
 

@@ -603,8 +603,8 @@ def said(way: Way, act: Act) -> Said:
         return Said(error=error)
 
 
-#: one driver of each kind, in every operation: libpq's, one that reads all the time, and MySQL's
-THOROUGH = ("psycopg2", "asyncpg-tls", "pymysql-tls")
+#: one driver of each protocol, in every operation
+THOROUGH = ("psycopg2", "pymysql-tls")
 #: elsewhere: one for each way in which an operation is run
 BRIEF = [worked, mutex_first_use, mutex_release_of_anothers, capture_of_entities, semaphore_acquire]
 #: and with an app's own habits
