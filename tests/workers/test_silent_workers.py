@@ -87,6 +87,7 @@ def test_the_jobs_of_a_silent_worker_have_another_owner(engine_to: MakeEngine, n
     mine.cycle()
     assert counts(engine)["completed"] == 0, "a report of the former owner changes nothing"
 
+
 @pytest.mark.parametrize("name", KINDS)
 def test_an_attempt_counted_ahead_is_given_back(engine_to: MakeEngine, name: str) -> None:
     """Handlers are fast, and the worker dies: nobody knows which of them had begun."""
