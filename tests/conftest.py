@@ -152,6 +152,26 @@ def in_memory(needed: int = 2**30) -> str | None:
     return str(folder) if roomy else None
 
 
+#: these take longest, and mostly wait
+LONGEST = (
+    "tests/faults/test_worker_storm.py",
+    "tests/docs/test_demo.py",
+    "tests/workers/test_workers.py",
+    "tests/packaging/",
+    "tests/facade/test_lease_renewal.py",
+    "tests/typing/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread what takes longest over the run, each process of which begins with a part of it; none is the last one."""
+    order = [item for item in items if not item.nodeid.startswith(LONGEST)]
+    for number, name in reversed([*enumerate(LONGEST)]):
+        first = number * len(order) // len(LONGEST)
+        order[first:first] = [item for item in items if item.nodeid.startswith(name)]
+    items[:] = order
+
+
 #: seconds within which the threads of a test must end after it
 ENDS_WITHIN = 30
 _FAILED = pytest.StashKey[bool]()

@@ -71,10 +71,10 @@ def migration_lock(
 
     SQLite: a second file beside the database, ``app.db-migration``, is locked. A database in memory needs no lock.
 
-    >>> with connectable.connect() as connection, migration_lock(connection, timeout=600):
-    ...     context.configure(connection=connection, target_metadata=target_metadata)
-    ...     with context.begin_transaction():
-    ...         context.run_migrations()
+    >>> from sqlalchemy_locks.alembic import migration_lock
+    >>> with engine.connect() as connection, migration_lock(connection, timeout=600):
+    ...     print("context.configure(connection=connection); context.run_migrations()")
+    context.configure(connection=connection); context.run_migrations()
     """
     if not isinstance(connection, Connection):
         raise TypeError(

@@ -89,8 +89,9 @@ def test_semaphores_are_read_in_one_pass(engine: Engine) -> None:
     locks = sl.Locks(engine)
     part = overview.semaphores(locks, 20)  # the statements are compiled, the settings verified
     read = rows_read(engine, lambda: overview.semaphores(locks, 20))
-    # one pass over what is held, with its semaphores, and their sort
-    assert read < 5 * (ROWS["semaphores"] + ROWS["held"])
+    # one pass over what is held, with its semaphores, and their sort, which InnoDB's estimates make longer at times; not
+    # a pass for each semaphore
+    assert read < 10 * (ROWS["semaphores"] + ROWS["held"])
     assert part.counts["semaphores"] == part.counts["leases"] == 200
     assert (part.counts["leases_held"], part.counts["permits"]) == (100, 1_000)
     rows = part.rows or []

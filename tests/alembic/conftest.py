@@ -11,10 +11,9 @@ from sqlalchemy.engine import URL
 
 from tests.alembic.project import Fresh, Project
 
-#: Every kind of server, with a driver that runs migrations.
+#: Every kind of server, with a driver that runs migrations; YugabyteDB's stand-in is a PostgreSQL 15.
 ENGINES = [
-    ("postgresql15", "psycopg"),
-    ("postgresql18", "psycopg2"),
+    ("postgresql18", "psycopg"),
     ("yugabytedb", "yugabytedb"),
     ("mysql", "pymysql"),
     ("mariadb", "mariadb+pymysql"),

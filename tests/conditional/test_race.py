@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("engine", "processes"), [("postgresql15", 64), ("yugabytedb", 16), ("mysql", 16), ("mariadb", 16), ("sqlite", 16)]
+    ("engine", "processes"), [("postgresql15", 32), ("yugabytedb", 16), ("mysql", 16), ("mariadb", 16), ("sqlite", 16)]
 )
 def test_exactly_one_of_many_processes(servers: Servers, engine: str, processes: int) -> None:
     url = servers.installed(engine, PLAIN[engine])

@@ -20,15 +20,21 @@ from tests.fixtures.parties import PATIENCE, POOLED, waiting_writers
 
 T = TypeVar("T")
 
-DRIVERS: dict[str, dict[str, str]] = {
-    "postgresql15": {"psycopg": "both", "psycopg2": "sync", "asyncpg": "async"},
-    "postgresql18": {"psycopg": "sync", "asyncpg": "async"},
-    "postgresql15-table": {"psycopg": "sync"},
-    "postgresql15-pgbouncer": {"psycopg": "both", "psycopg2": "sync", "asyncpg": "async"},
-    "yugabytedb": {"psycopg2": "sync", "yugabytedb": "sync"},
-    "mysql": {"pymysql": "sync", "aiomysql": "async", "asyncmy": "async"},
-    "mariadb": {"pymysql": "sync", "mariadb+pymysql": "sync", "aiomysql": "async"},
-    "sqlite": {"pysqlite": "sync", "aiosqlite": "async"},
+#: Session, Connection and Locks, and their asynchronous counterparts
+S, C, L = "Session", "Connection", "Locks"
+AS, AC, AL = "AsyncSession", "AsyncConnection", "AsyncLocks"
+#: One driver has every runner. A Connection differs from a Session in SQLAlchemy only, which is the same with the others
+#: (SQLite's driver begins transactions by itself); what PgBouncer, another server version or another dialect name have of
+#: their own is about connections.
+RUNNERS: dict[str, dict[str, tuple[str, ...]]] = {
+    "postgresql15": {"psycopg": (S, C, L, AS, AC, AL), "psycopg2": (S, L), "asyncpg": (AS, AL)},
+    "postgresql18": {"psycopg": (S, L), "asyncpg": (AL,)},
+    "postgresql15-table": {"psycopg": (S, L)},
+    "postgresql15-pgbouncer": {"psycopg": (S, AL), "psycopg2": (L,), "asyncpg": (AS, AL)},
+    "yugabytedb": {"psycopg2": (S, L), "yugabytedb": (L,)},
+    "mysql": {"pymysql": (S, L), "aiomysql": (AS, AL), "asyncmy": (AL,)},
+    "mariadb": {"pymysql": (S,), "mariadb+pymysql": (S, L), "aiomysql": (AS, AL)},
+    "sqlite": {"pysqlite": (S, C, L), "aiosqlite": (AS, AL)},
 }
 
 
@@ -42,21 +48,11 @@ class Combination:
         return f"{self.engine}/{self.driver}/{self.runner}"
 
 
-#: what PgBouncer has of its own is about connections: one runner of each kind, with each driver
-THROUGH_PGBOUNCER = {
-    ("psycopg", "Session"),
-    ("psycopg", "Locks"),
-    ("psycopg", "AsyncLocks"),
-    ("psycopg2", "Locks"),
-    ("asyncpg", "AsyncSession"),
-    ("asyncpg", "AsyncLocks"),
-}
 COMBINATIONS = [
     Combination(engine, driver, runner)
-    for engine, drivers in DRIVERS.items()
-    for driver, kind in drivers.items()
-    for runner in [*(SYNC if kind in ("sync", "both") else ()), *(ASYNC if kind in ("async", "both") else ())]
-    if engine != "postgresql15-pgbouncer" or (driver, runner) in THROUGH_PGBOUNCER
+    for engine, drivers in RUNNERS.items()
+    for driver, runners in drivers.items()
+    for runner in runners
 ]
 
 _names = itertools.count()

@@ -366,7 +366,7 @@ def test_there_are_never_two_holders(world: World) -> None:
     def work(number: int) -> int:
         client, got = world.client(), 0
         barrier.wait()
-        for turn in range(30):
+        for turn in range(20):
             held = world.despite_deadlocks(client, lambda turn=turn: turn_of(client, number, turn))
             got += held
         return got
@@ -376,7 +376,7 @@ def test_there_are_never_two_holders(world: World) -> None:
         thread.start()
     got = [thread.outcome() for thread in threads]
     assert overlaps == []
-    assert min(got) >= 15, got  # each of them acquired it at least by waiting
+    assert min(got) >= 10, got  # each of them acquired it at least by waiting
 
 
 class _Thread(threading.Thread):

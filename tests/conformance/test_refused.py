@@ -131,7 +131,6 @@ READERS = {
     "standby, psycopg": Reader("postgresql15", "psycopg", SYNC, standby=True),
     "standby, asyncpg": Reader("postgresql15", "asyncpg", ASYNC, standby=True),
     "read only, psycopg": Reader("postgresql15", "psycopg", SYNC, SETTING),
-    "read only, psycopg2": Reader("postgresql15", "psycopg2", SYNC, SETTING),
     "read only, asyncpg": Reader(
         "postgresql15",
         "asyncpg",
@@ -142,7 +141,6 @@ READERS = {
     "read only, MySQL": Reader("mysql", "pymysql", SYNC, INNODB),
     "read only, MariaDB": Reader("mariadb", "aiomysql", ASYNC, INNODB),
     "read only, SQLite": Reader("sqlite", "pysqlite", SYNC),
-    "read only, aiosqlite": Reader("sqlite", "aiosqlite", ASYNC),
 }
 
 

@@ -140,7 +140,7 @@ COLLECTED = """
         await asyncio.to_thread(process.join)
 
         async def use():
-            async with locks.exclusive(sys.argv[2], timeout=5):
+            async with locks.exclusive(sys.argv[2], timeout=50):
                 pass
 
         used = asyncio.ensure_future(use())

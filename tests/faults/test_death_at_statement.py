@@ -603,26 +603,30 @@ def said(way: Way, act: Act) -> Said:
         return Said(error=error)
 
 
-#: one driver of each kind, in every operation: libpq's, one that reads all the time, and MySQL's
-THOROUGH = ("psycopg2", "asyncpg-tls", "pymysql-tls")
+#: one driver of each protocol, in every operation
+THOROUGH = ("psycopg2", "pymysql-tls")
 #: elsewhere: one for each way in which an operation is run
-BRIEF = [
-    *(exclusive, worked, mutex_first_use, mutex_release_of_anothers, capture_of_entities, semaphore_acquire, lease),
-]
+BRIEF = [worked, mutex_first_use, mutex_release_of_anothers, capture_of_entities, semaphore_acquire]
 #: and with an app's own habits
 BRIEFEST = [worked, mutex_release_of_anothers, semaphore_acquire]
 CELLS = [
-    *((each, name) for each in WAYS for name in CASES if each in THOROUGH or CASES[name] in BRIEF),
-    *((f"{each}/{habit}", case.__name__) for each in HABITUAL for habit in HABITS for case in BRIEFEST),
+    *(
+        (each, name, executed)
+        for each in WAYS
+        for name in CASES
+        if each in THOROUGH or CASES[name] in BRIEF
+        for executed in (False, True)
+    ),
+    *((f"{each}/{habit}", case.__name__, True) for each in HABITUAL for habit in HABITS for case in BRIEFEST),
 ]
 
 
-def at_every_way(pairs: list[tuple[str, str]]) -> Any:
-    return pytest.mark.parametrize(("way", "name"), pairs, indirect=["way"], ids=["-".join(pair) for pair in pairs])
-
-
-@pytest.mark.parametrize("executed", [False, True], ids=["unsent", "executed"])
-@at_every_way(CELLS)
+@pytest.mark.parametrize(
+    ("way", "name", "executed"),
+    CELLS,
+    indirect=["way"],
+    ids=[f"{way}-{name}-{'executed' if executed else 'unsent'}" for way, name, executed in CELLS],
+)
 def test_outcome_after_a_connection_died(way: Way, name: str, executed: bool) -> None:
     act, judge = CASES[name](way)
     way.proxy.die_at(0, executed=executed)
@@ -648,7 +652,7 @@ def test_outcome_after_a_connection_died(way: Way, name: str, executed: bool) ->
     assert number > 1
 
 
-@at_every_way([(each, case.__name__) for each in WAYS for case in BRIEF])
+@pytest.mark.parametrize(("way", "name"), [(each, case.__name__) for each in WAYS for case in BRIEF], indirect=["way"])
 def test_pool_of_connections_that_the_server_closed(way: Way, name: str) -> None:
     """As after each failover, and each time that the server ends what was idle."""
     act, judge = CASES[name](way)

@@ -28,7 +28,7 @@ from tests.fixtures.forks import FORKS
 from tests.fixtures.parties import PATIENCE
 from tests.fixtures.queues import put
 
-JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "400"))
+JOBS = int(os.environ.get("LOCKS_TEST_JOBS", "200"))
 WORKERS = int(os.environ.get("LOCKS_TEST_WORKERS", "3"))
 HEARTBEAT, STALLED = (0.5, 3.0) if JOBS < 5000 else (1.0, 6.0)
 LOCK_TABLE = {
@@ -91,7 +91,7 @@ def work(url: str, started: Event) -> None:
         concurrency=3,
         heartbeat=HEARTBEAT,
         stalled_after=STALLED,
-        poll=0.1,
+        poll=0.5,
         grace=2 * STALLED,
         host=str(process),
     ).run()

@@ -76,6 +76,7 @@ def test_shipped_revisions(installed: Environment, project: Path) -> None:
     assert found(installed, project) == set()
 
 
+@pytest.mark.parametrize("installed", ["wheel"], indirect=True)
 def test_directives(installed: Environment, project: Path) -> None:
     alembic(installed, project, "init", "migrations")
     connect(project, "sqlite:///x.db")
@@ -104,6 +105,7 @@ def test_importing_the_library_loads_no_alembic_and_no_dialect(installed: Enviro
     assert installed("-c", code, cwd=project).strip() == "[]"
 
 
+@pytest.mark.parametrize("installed", ["wheel"], indirect=True)
 def test_the_command_line(installed: Environment, project: Path) -> None:
     """It names its missing dependency, which is an extra."""
     script = installed.folder / "bin" / "sqlalchemy-locks"

@@ -1,4 +1,4 @@
-"""Released permits cost nothing: the plans with a hundred thousand released permits and a few held ones."""
+"""Released permits cost nothing: the plans with many thousand released permits and a few held ones."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import connected
 from tests.fixtures.semaphores import held, made, place
 
-MANY = 100_000
+MANY = 20_000
 NUMBERS = {
     "postgresql15": "SELECT n FROM generate_series(1, {}) AS n",
     "mysql": "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r WHERE n < {}) SELECT n FROM r",
@@ -25,7 +25,7 @@ SUM = (
 
 
 def crowd(engine: Engine, name: str, sem: str) -> None:
-    """A hundred thousand released permits of the semaphore."""
+    """Insert released permits of the semaphore."""
     numbers = NUMBERS[name].format(MANY)
     with engine.begin() as connection:
         if name == "mysql":

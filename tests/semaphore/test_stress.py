@@ -1,4 +1,4 @@
-"""Sixteen processes, several semaphores, everything mixed: no capacity is exceeded, and ``Locks`` shows no deadlock."""
+"""Many processes, several semaphores, everything mixed: no capacity is exceeded, and ``Locks`` shows no deadlock."""
 
 from __future__ import annotations
 

@@ -74,29 +74,17 @@ def pyright(folder: Path) -> Errors:
     ]
 
 
-@pytest.fixture(scope="session", params=[mypy, pyright], ids=["mypy", "pyright"])
-def errors(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Errors:
-    """A checker's output for the code, and for the code with wrong types; run once, since it is slow.
+@pytest.mark.parametrize("check", [mypy, pyright])
+def test_every_result_has_its_exact_type(check: Callable[[Path], Errors], tmp_path: Path) -> None:
+    """One run of a checker, which is slow: over the code, and over the code with other types, each of which it reports.
 
     It sees the library as a user's project does.
     """
-    folder = tmp_path_factory.mktemp("user")
-    (folder / "right.py").write_text(CODE)
-    (folder / "wrong.py").write_text(code_with(*WRONG))
-    check: Callable[[Path], Errors] = request.param
-    return check(folder)
-
-
-def test_every_result_has_its_exact_type(errors: Errors) -> None:
+    (tmp_path / "right.py").write_text(CODE)
+    (tmp_path / "wrong.py").write_text(code_with(*WRONG))
+    errors = check(tmp_path)
     assert [error for error in errors if error[0] == "right.py"] == []
-
-
-@pytest.mark.parametrize("right", [right for right, _ in WRONG])
-def test_another_type_would_be_told(errors: Errors, right: str) -> None:
-    told = [text for file, line, text in errors if (file, line) == ("wrong.py", line_of(right))]
-    assert any("assert_type" in text or "Expression is of type" in text for text in told), errors
-
-
-def test_nothing_else_is_told(errors: Errors) -> None:
-    """So that no case fails because of another one."""
-    assert {line for file, line, _ in errors if file == "wrong.py"} == {line_of(right) for right, _ in WRONG}
+    assert {line for _, line, _ in errors} == {line_of(right) for right, _ in WRONG}
+    for right, _ in WRONG:
+        reported = [text for _, line, text in errors if line == line_of(right)]
+        assert any("assert_type" in text or "Expression is of type" in text for text in reported), errors

@@ -7,12 +7,16 @@ import logging
 import subprocess
 import sys
 import threading
-import time
 from typing import Any
 
 import pytest
+<<<<<<< HEAD
 from sqlalchemy import Engine, create_engine, event, select, text, update
 from sqlalchemy.exc import IntegrityError, OperationalError
+=======
+from sqlalchemy import Engine, create_engine, event, func, select, text, update
+from sqlalchemy.exc import IntegrityError
+>>>>>>> w-fast
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import sqlalchemy_locks as sl
@@ -22,7 +26,7 @@ from sqlalchemy_locks.sql.clock import SecondsAgo
 from sqlalchemy_locks.workers import heartbeats
 from tests.conftest import Servers
 from tests.fixtures.parties import PATIENCE, until
-from tests.fixtures.queues import KINDS, MakeEngine, put
+from tests.fixtures.queues import KINDS, MakeEngine, put, silenced
 from tests.fixtures.worker_states import (
     beat,
     begin_all,
@@ -133,7 +137,12 @@ def test_heartbeats_go_on_after_a_permanent_error(lite: Engine) -> None:
             failing.clear()
             raise ValueError("of a listener of the app's")
 
-    worker = sl.Worker(queue, handler, bind=lite, heartbeat=0.2, stalled_after=0.6, poll=0.05, grace=PATIENCE)
+    worker = sl.Worker(queue, handler, bind=lite, heartbeat=0.1, stalled_after=60, poll=0.05, grace=PATIENCE)
+
+    def silent() -> int:
+        with lite.connect() as connection:
+            host = build_context(connection.dialect, {}).tables.worker.c.heartbeat_at
+            return int(connection.scalar(select(func.count()).where(host < SecondsAgo(60.0))) or 0)
 
     def run() -> None:
         try:
@@ -145,11 +154,12 @@ def test_heartbeats_go_on_after_a_permanent_error(lite: Engine) -> None:
     thread.start()
     try:
         assert begun.wait(PATIENCE)
-        time.sleep(0.7)  # the job was captured longer ago than stalled_after
         failing.set()
         until(lambda: worker._state is not None and worker._state.error is not None)
-        time.sleep(0.3)
-        sweep(state_of(lite, heartbeat=0.2, stalled_after=0.6))
+        with lite.begin() as connection:
+            silenced(connection)  # the job was captured longer ago than stalled_after, too
+        until(lambda: not silent())
+        sweep(state_of(lite, heartbeat=0.1, stalled_after=60))
         assert counts(lite)["running"] == 1
     finally:
         go_on.set()

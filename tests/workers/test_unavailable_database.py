@@ -115,19 +115,19 @@ def test_a_server_restart_loses_no_job(name: str) -> None:
 
         def handler(job: Any) -> None:
             done.append(job.payload)
-            if len(done) == 100:
+            if len(done) == 50:
                 halfway.set()
             time.sleep(0.002)
 
         with connected(url) as engine, connected(url) as bind:
-            put(engine, *range(400))
+            put(engine, *range(150))
             with running(sl.Worker(queue, handler, bind=bind, heartbeat=0.5, stalled_after=2, poll=0.1, concurrency=2)):
                 assert halfway.wait(PATIENCE)
                 server.kill()
                 server.restart()
                 engine.dispose()
-                until(lambda: counts(engine)["completed"] == 400)
-            assert set(done) == set(range(400))
+                until(lambda: counts(engine)["completed"] == 150)
+            assert set(done) == set(range(150))
             assert counts(engine)["running"] == 0
     finally:
         server.close()

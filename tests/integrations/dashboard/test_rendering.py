@@ -61,7 +61,7 @@ def parsed(page: str) -> Tags:
     return tags
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("engine", ["sqlite", "mysql"])
 def test_hostile_names_are_escaped(engine: str, servers: Servers) -> None:
     url = servers.fresh(engine, PLAIN[engine])
     install(url)
