@@ -118,10 +118,20 @@ class Backend:
         """Return whether the whole transaction may succeed when it is run again."""
         return self.meaning(error) in ("conflict", "newer row")
 
-    def prepare_side(self, connection: Connection, row_wait: int) -> None:
-        """Set a side connection to READ COMMITTED, autocommit and short waits; only called where ``key_rows``.
+    def ends_transaction(self, error: DBAPIError) -> bool:
+        """Return whether the server has rolled the transaction back for an error, which no driver tells.
+
+        Only called with ``marker_is_savepoint``: elsewhere every further statement fails.
+        """
+        raise NotImplementedError
+
+    def prepare_side(self, connection: Connection, caller: Connection, row_wait: int) -> str | None:
+        """Set a side connection to READ COMMITTED, autocommit, short waits and the caller's role.
+
+        Only called where ``key_rows``.
 
         :param row_wait: the longest wait for a row in seconds; the server may have a longer one as its shortest.
+        :return: the database in which the caller works; the session may have chosen another one than its URL.
         """
         raise NotImplementedError
 

@@ -15,7 +15,7 @@ from sqlalchemy.ext.compiler import compiles
 
 from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, TransactionState, not_writable, set_level
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
-from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
+from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, Unsupported
 from sqlalchemy_locks.sql import clock, elements
 
 _MARKER = "sqlalchemy_locks"
@@ -55,13 +55,20 @@ _MEANINGS: dict[Any, Meaning] = {
     1142: "denied",
     1143: "denied",
     1146: "missing",
+    1180: "conflict",  # at COMMIT, by another node of a cluster
+    1206: "conflict",
     1213: "conflict",
     1227: "denied",
     1305: "conflict",  # a deadlock has rolled the savepoint back, with everything before it
     1317: "interrupted",
     1969: "interrupted",
     3024: "interrupted",
+    3101: "conflict",  # as 1180
 }
+
+
+#: errors with which the server has ended the whole transaction: another one begins with the next statement
+_ENDED = (1020, 1180, 1206, 1213, 3101)
 
 
 class MySQL(Backend):
@@ -88,7 +95,16 @@ class MySQL(Backend):
             return LockTimeout("the lock was not free in time (innodb_lock_wait_timeout, or NOWAIT)")
         if code in (1036, 1290, 1792, 1836) or (code == 1015 and _TABLE_READ_ONLY in str(error.orig)):
             return not_writable(self.name)
+        if code in _ENDED:
+            again = "run it again, and lock before the first read" if code == 1020 else "run it again"
+            return MustRollback(
+                f"{self.name} has rolled this transaction back (error {code}), and released every lock that it held: "
+                f"roll it back here, too, {again}"
+            )
         return None
+
+    def ends_transaction(self, error: DBAPIError) -> bool:
+        return _errno(error) in _ENDED
 
     def meaning(self, error: DBAPIError) -> Meaning | None:
         return _MEANINGS.get(_errno(error))
@@ -196,13 +212,21 @@ class MySQL(Backend):
         status = getattr(driver, "server_status", None)
         return "open" if status is None or status & _IN_TRANSACTION else "ended"
 
-    def prepare_side(self, connection: Connection, row_wait: int) -> None:
+    def prepare_side(self, connection: Connection, caller: Connection, row_wait: int) -> str | None:
+        database, role = caller.exec_driver_sql("SELECT DATABASE(), CURRENT_ROLE()").one()
+        if role not in (None, "NONE"):
+            connection.exec_driver_sql(f"SET ROLE {self.role_name(role)}".replace("%", "%%"))
         # the longest wait for the table, too: an ALTER that waits for the caller's transaction blocks this connection,
         # and the server doesn't detect that deadlock
         connection.exec_driver_sql(
             f"SET SESSION autocommit = 1, {self.level_setting} = 'READ-COMMITTED', lock_wait_timeout = 1,"
             f" innodb_lock_wait_timeout = {max(row_wait, self.shortest_row_wait)}"
         )
+        return None if database is None else str(database)
+
+    def role_name(self, role: str) -> str:
+        """Return the SQL of what CURRENT_ROLE() has returned, which may be several roles."""
+        return role
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         connection.execute(_IDLE)
@@ -349,7 +373,7 @@ def held_keys(element: elements.HeldKeys, compiler: Any, **kw: Any) -> str:
         " JOIN performance_schema.threads AS session ON session.thread_id = held.thread_id"
         " LEFT JOIN performance_schema.session_connect_attrs AS program"
         " ON program.processlist_id = session.processlist_id AND program.attr_name = 'program_name'"
-        f" WHERE held.object_schema = DATABASE() AND held.object_name = '{element.table.name}'"
+        f" WHERE held.object_schema = {element.schema(compiler, **kw)} AND held.object_name = '{element.table.name}'"
         " AND held.lock_mode IN ('X', 'S', 'X,REC_NOT_GAP', 'S,REC_NOT_GAP')"
         " AND held.lock_data <> 'supremum pseudo-record'"
         f" AND {element.among('CAST(held.lock_data AS SIGNED)', compiler, **kw)}"

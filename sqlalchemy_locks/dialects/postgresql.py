@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, Column, Insert, Table, bindparam, text
 from sqlalchemy.engine import Connection, RootTransaction
+from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.sql import Executable
 
@@ -40,6 +41,8 @@ _STATES: dict[int, TransactionState] = {0: "ended", 3: "failed"}
 #: what PostgreSQL says of a prepared statement whose columns have other types since
 _PLAN_CHANGED = "cached plan must not change result type"
 _READ_COMMITTED = "read committed"
+#: the SQLSTATE of a level that is set after the first query
+_IN_PROGRESS = "25001"
 #: by SQLSTATE
 _MEANINGS: dict[str | None, Meaning] = {
     "40001": "conflict",
@@ -172,14 +175,25 @@ class PostgreSQL(Backend):
         level = connection.get_execution_options().get("isolation_level", connection.default_isolation_level)
         read_committed = server.begins_read_committed and level in COMMITTED
         set_read_committed = not read_committed or self.autocommit(connection)
-        begun = connection.get_transaction()  # by a listener of the app's, of engine_connect
-        if begun is not None:
-            if not set_read_committed:
-                return begun
-            connection.rollback()  # the level of an open transaction can't be set
-        if set_read_committed and self.transaction_state(connection) == "ended":
+        #: by a listener of the app's, of engine_connect or checkout
+        begun = self.transaction_state(connection) != "ended"
+        if set_read_committed and not begun:
+            connection.rollback()  # SQLAlchemy's own view
             set_level(connection, "READ COMMITTED")
-        return connection.begin()
+        transaction = connection.get_transaction() or connection.begin()
+        if set_read_committed and begun:
+            # not after a ROLLBACK, which would undo what the listener has set
+            try:
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            except DBAPIError as error:
+                if _sqlstate(error) != _IN_PROGRESS:
+                    raise
+                raise Unsupported(
+                    'a listener of "engine_connect" or "checkout" has read in a transaction whose level isn\'t READ '
+                    f'COMMITTED, and {self.name} doesn\'t change it any more: do that in a listener of "begin", or set '
+                    'isolation_level="READ COMMITTED" for the engine of Locks'
+                ) from error
+        return transaction
 
     def allows_autocommit(self, connection: Connection, server: Server, level: str | None) -> bool:
         return (
@@ -191,6 +205,7 @@ class PostgreSQL(Backend):
             and not (server.pooled and connection.dialect.driver == "asyncpg")
             and not connection.in_transaction()
             and not connection.dispatch.begin
+            and getattr(connection.dialect.do_begin, "__func__", None) is DefaultDialect.do_begin
             and self.transaction_state(connection) == "ended"
         )
 

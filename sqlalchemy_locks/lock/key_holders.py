@@ -47,6 +47,7 @@ class _Holders(OperationImpl):
         if execution.server.yugabytedb is not None:
             raise Unsupported(f"{HOLDERS_UNAVAILABLE} on YugabyteDB, where no table of the server lists them")
         try:
+            execution.values = {**execution.values, "database": execution.schema_map.get(None)}
             rows = super().run(execution).all()
         except CompileError as error:  # SQLite's
             raise Unsupported(str(error)) from error

@@ -1,5 +1,6 @@
 """MariaDB as Debian packages it."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -42,4 +43,5 @@ class MariaDB(MySQLCompatible):
         self._copy(f"mariadb-data-{version[2]}", initialize)
 
     def _command(self) -> list[str | Path]:
-        return [self._program, "--no-defaults", *self._options()]
+        # such as --innodb-snapshot-isolation=ON, the default of later versions
+        return [self._program, "--no-defaults", *self._options(), *os.environ.get("MARIADB_OPTIONS", "").split()]
