@@ -39,6 +39,7 @@ class Tables:
             metadata,
             sa.Column("step", _name(32), primary_key=True),
             sa.Column("installed_by", _name(32), nullable=False),
+            sa.Column("owner", _name(255), primary_key=True),
             **_INNODB,
         )
         self.locked_keys = sa.Table(

@@ -211,7 +211,7 @@ def test_response_class_that_streams_requires_request_scope(servers: Any) -> Non
         async with served(servers, SQLITE) as (app, _):
             app.router.default_response_class = EventSourceResponse
             app.get("/class", dependencies=[lease("a")], response_class=WritesItself)(plain)
-            app.get("/value", dependencies=[lease("a")])(parts)
+            app.get("/value", dependencies=[lease("a")], response_model=None)(parts)
             router = APIRouter(default_response_class=WritesItself)
             router.get("/router", dependencies=[lease("a")])(lambda: 1)
             app.include_router(router)
