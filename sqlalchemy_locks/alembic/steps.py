@@ -144,7 +144,9 @@ def _alone(op: Operations, script: InstallScript) -> Iterator[None]:
     if op.get_context().as_sql:
         yield
     else:
-        with script.backend.serialized_install(op.get_bind(), key("sqlalchemy_locks", "installs", script.options.schema)):
+        with script.backend.serialized_install(
+            op.get_bind(), key("sqlalchemy_locks", "installs", script.options.schema)
+        ):
             yield
 
 
