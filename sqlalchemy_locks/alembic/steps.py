@@ -102,12 +102,12 @@ def downgrade(op: Operations, steps: tuple[str, ...], options: Options, installe
             delete = f"DELETE FROM {installed} WHERE step = '{step}' AND owner = {owner}"
             if op.get_context().as_sql:
                 script.run(
-                    "-- fails with a duplicate key where another version table has this step, too: run it online there\n"
+                    "-- fails with a duplicate key while another version table has this step, too\n"
                     f"INSERT INTO {installed} (step, installed_by, owner) SELECT step, installed_by, owner {others}"
                 )
             elif (
                 recorded(op.get_bind(), options) is not None
-                and op.get_bind().exec_driver_sql(f"SELECT count(*) {others}".replace("%", "%%")).scalar()
+                and op.get_bind().execute(sa.text(f"SELECT count(*) {others}".replace(":", r"\:"))).scalar()
             ):
                 script.run(delete)
                 continue
@@ -123,9 +123,10 @@ def _owner(op: Operations, script: InstallScript) -> str:
     table, schema = context.version_table, context.version_table_schema
     if script.backend.schemas and schema is None:
         # where the search_path finds it
+        place = f"to_regclass({_literal(_quoted(table))})"
         return (
             "coalesce((SELECT nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n"
-            f" ON n.oid = relnamespace WHERE c.oid = to_regclass({_literal(_quoted(table))})), '') || {_literal('.' + table)}"
+            f" ON n.oid = relnamespace WHERE c.oid = {place}), '') || {_literal('.' + table)}"
         )
     return _literal(f"{schema or ''}.{table}")
 

@@ -111,7 +111,7 @@ class PostgreSQL(Backend):
             _at_once(connection, _INSTALL_LOCK, {"key": key})
             yield
             return
-        # the lock is a transaction's, and nobody begins one here: an engine in AUTOCOMMIT, or Alembic's autocommit_block
+        # the lock is a transaction's, and nobody begins one in AUTOCOMMIT, or in Alembic's autocommit_block
         connection.exec_driver_sql("BEGIN")
         try:
             _at_once(connection, _INSTALL_LOCK, {"key": key})
