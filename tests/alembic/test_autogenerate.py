@@ -17,7 +17,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.orm import DeclarativeBase
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.alembic import include_name
+from sqlalchemy_locks.alembic import check, include_name
 from sqlalchemy_locks.alembic.steps import STEPS
 from tests.alembic.project import Fresh, Project, connected, run, tables
 
@@ -181,17 +181,27 @@ def test_the_librarys_own_metadata_among_the_targets(url: URL, tmp_path: Path) -
 
 
 def test_names_that_the_server_folds(fresh: Fresh, tmp_path: Path) -> None:
-    """``lower_case_table_names=1`` of MySQL and MariaDB, as their tables are named there."""
-    url = fresh("sqlite", "pysqlite")
+    url = fresh("mariadb_lower", "mariadb+pymysql")
     project = Project(tmp_path, url, "revisions", prefix="Shop_")
     env = tmp_path / "env.py"
     env.write_text(
         env.read_text().replace("target_metadata = None", "import sqlalchemy\ntarget_metadata = sqlalchemy.MetaData()")
     )
     project.upgrade()
-    for table in OURS:
-        run(url, f"ALTER TABLE Shop_{table} RENAME TO renamed", f"ALTER TABLE renamed RENAME TO shop_{table}")
     assert "drop_table" not in Path(revise(project.config, autogenerate=True).path).read_text()
+    engine = sa.create_engine(url, poolclass=sa.NullPool, execution_options={"locks_prefix": "Shop_"})
+    with engine.connect() as connection:
+        assert "shop_installed" in sa.inspect(connection).get_table_names()
+        assert check(connection, prefix="Shop_") == []
+    locks = sl.Locks(engine)
+    with (
+        locks.exclusive("a"),
+        pytest.raises(sl.LockTimeout),
+        sl.Locks(engine.execution_options()).exclusive("a", timeout=0),
+    ):
+        pass
+    assert locks.mutex.acquire("a")
+    project.downgrade()
 
 
 JOBS = """

@@ -23,8 +23,9 @@ class MariaDB(MySQLCompatible):
         **{f"mariadb+{name}": f"mariadb+{name}" for name in ("pymysql", "aiomysql", "asyncmy")},
     }
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         super().__init__("mariadb")
+        self._more = options
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -42,4 +43,4 @@ class MariaDB(MySQLCompatible):
         self._copy(f"mariadb-data-{version[2]}", initialize)
 
     def _command(self) -> list[str | Path]:
-        return [self._program, "--no-defaults", *self._options()]
+        return [self._program, "--no-defaults", *self._options(), *self._more]
