@@ -1,4 +1,4 @@
--- fails with a duplicate key where another version table has this step, too: run it online there
+-- fails with a duplicate key while another version table has this step, too
 INSERT INTO `my_installed` (step, installed_by, owner) SELECT step, installed_by, owner FROM `my_installed` WHERE step = '0001' AND owner <> '.alembic_version';
 
 DROP TABLE IF EXISTS `my_semaphore_history`;
