@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import alembic
 import pytest
 import sqlalchemy as sa
 import sqlalchemy_locks.alembic_templates
@@ -162,10 +163,17 @@ target_metadata = [Base.metadata, sl.metadata(schema={schema!r})]
 
 def test_the_librarys_own_metadata_among_the_targets(url: URL, tmp_path: Path) -> None:
     """Compared with their defaults: after the first revision there is no difference."""
+    # before 1.20 it compares MariaDB's `utc_timestamp(6)` with the parentheses that MySQL needs
+    defaults = not url.drivername.startswith("mariadb") or tuple(map(int, alembic.__version__.split(".")[:2])) >= (
+        1,
+        20,
+    )
     project = Project(tmp_path, url, "directives")
     schema = "lock" if url.get_backend_name() in ("postgresql", "yugabytedb") else None
     env = tmp_path / "env.py"
-    options = f"'include_schemas': {bool(schema)}, 'compare_server_default': True, 'version_table': 'alembic_version', "
+    options = (
+        f"'include_schemas': {bool(schema)}, 'compare_server_default': {defaults}, 'version_table': 'alembic_version', "
+    )
     env.write_text(
         env.read_text()
         .replace("target_metadata = None", OWN.format(dialect=url.get_backend_name(), schema=schema))
