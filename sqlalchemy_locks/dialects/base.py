@@ -139,11 +139,13 @@ class Backend:
         """Check the server's version and settings, for administrators; only SELECTs are executed."""
         raise NotImplementedError
 
-    def serialize_install(self, connection: Connection, key: int) -> None:
+    @contextlib.contextmanager
+    def serialized_install(self, connection: Connection, key: int) -> Iterator[None]:
         """Wait for a concurrent installation, where the server itself doesn't serialize DDL.
 
         :param key: identifies the schema.
         """
+        yield
 
     def ask_server(self, connection: Connection) -> Server:
         """Ask the server, once per engine of the app, for what decides how operations are executed.

@@ -107,9 +107,23 @@ class PostgreSQL(Backend):
             return "conflict"
         return _MEANINGS.get(_sqlstate(error))
 
-    def serialize_install(self, connection: Connection, key: int) -> None:
+    @contextlib.contextmanager
+    def serialized_install(self, connection: Connection, key: int) -> Iterator[None]:
         # IF NOT EXISTS and OR REPLACE fail if two sessions look at the same time and neither finds the object
-        _at_once(connection, _INSTALL_LOCK, {"key": key})
+        if not self.autocommit(connection) or self.transaction_state(connection) != "ended":
+            _at_once(connection, _INSTALL_LOCK, {"key": key})
+            yield
+            return
+        # the lock is a transaction's, and nobody begins one in AUTOCOMMIT, or in Alembic's autocommit_block
+        connection.exec_driver_sql("BEGIN")
+        try:
+            _at_once(connection, _INSTALL_LOCK, {"key": key})
+            yield
+        except BaseException:
+            with contextlib.suppress(DBAPIError):  # the connection may have been lost
+                connection.exec_driver_sql("ROLLBACK")
+            raise
+        connection.exec_driver_sql("COMMIT")
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         def ask(sql: str) -> Any:
