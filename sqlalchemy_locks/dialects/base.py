@@ -283,6 +283,9 @@ def set_level(connection: Connection, level: Any) -> None:
     except connection.dialect.loaded_dbapi.Error as error:
         connection.invalidate(error)
         raise OperationalError(None, None, error, connection_invalidated=True) from error
+    except asyncio.CancelledError as error:
+        connection.invalidate(error)  # the level may be set, and SQLAlchemy doesn't know that it must be reset
+        raise
 
 
 def checkout_errors(engine: Engine) -> tuple[type[BaseException], ...]:
