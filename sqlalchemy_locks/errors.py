@@ -1,7 +1,7 @@
 """The errors of this library: one tree, so that ``except LockError`` catches everything it raises on purpose.
 
-A driver's error for another reason (a syntax error, a full disk, a deadlock in your own session) stays SQLAlchemy's
-exception.
+A driver's error for another reason (a syntax error, a full disk, a serialization failure in your own session) stays
+SQLAlchemy's exception.
 """
 
 from __future__ import annotations
@@ -135,10 +135,13 @@ class ReentryError(LockError):
 
 
 class MustRollback(LockError):
-    """This transaction's snapshot is older than the lock. Roll it back, and lock before you read.
+    """This transaction can't go on, or has been rolled back by the server: roll it back, and run it again.
 
-    On SQLite it can't become a writer: ``sqlalchemy_locks.sqlite.begin_immediate(engine)`` makes every transaction one
-    from its start. On MariaDB with ``innodb_snapshot_isolation=ON``, above READ COMMITTED, the key is new.
+    On SQLite it has read, and can't become a writer: ``sqlalchemy_locks.sqlite.begin_immediate(engine)`` makes every
+    transaction one from its start. On MySQL and MariaDB the server has rolled it back, and released every lock that it
+    held: for a deadlock, a full lock table, or a conflict with another node of a cluster; on MariaDB with
+    ``innodb_snapshot_isolation=ON``, above READ COMMITTED, for a row that is newer than its snapshot: lock before you
+    read. Until you roll back, every further operation in it raises this error.
 
     >>> try:
     ...     session.execute(sl.lock.exclusive("report"))

@@ -22,8 +22,7 @@ target_metadata = None
 
 options: dict[str, Any] = {
     "target_metadata": target_metadata,
-    # Keeps autogenerate from dropping the tables of the locks. With a filter of your own:
-    # include_name_for(also=your_filter), from the same module.
+    # Keeps autogenerate from dropping the tables of the locks. A filter of your own calls it.
     "include_name": include_name,
     # Puts new revisions into your branch and folder, not into the library's.
     "process_revision_directives": own_branch,

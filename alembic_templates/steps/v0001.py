@@ -114,7 +114,8 @@ _TYPES: Mapping[Family, Mapping[str, str]] = {
 
 #: Table to column to type; `` NULL`` follows if it may be null, and the default at the end.
 _TABLES: Mapping[str, Mapping[str, str]] = {
-    "installed": {"step": "{text32}", "installed_by": "{text32}"},
+    # an owner is the version table of an Alembic history, of which several may share the tables
+    "installed": {"step": "{text32}", "installed_by": "{text32}", "owner": "{text255}"},
     "locked_keys": {"key": "{key}", "ts": "{instant} DEFAULT {now}"},
     "task_state": {
         "queue_id": "{text255} DEFAULT 'default'",
@@ -218,6 +219,7 @@ TABLES: Mapping[Family, Mapping[str, Mapping[str, str]]] = {
 
 #: The primary keys that are not a table's first column alone.
 KEYS: Mapping[str, tuple[str, ...]] = {
+    "installed": ("step", "owner"),
     "task_state": ("queue_id", "id"),
     "task_timeout": ("queue_id", "id"),
     "task": ("queue_id", "id"),

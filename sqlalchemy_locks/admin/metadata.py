@@ -47,7 +47,7 @@ class _Metadata(MetaData):
             _operations(connection).upgrade_locks(from_="base", to=_last_step(), **self._options)
 
     def drop_all(self, bind: Any, tables: Any = None, checkfirst: Any = True) -> None:
-        """Remove everything, as the revisions' downgrade does."""
+        """Remove everything, as the revisions' downgrade does, unless an Alembic history has installed it, too."""
         _refuse_selection(tables, checkfirst)
         with _in_transaction(bind) as connection:
             _operations(connection).downgrade_locks(from_=_last_step(), to="base", **self._options)
@@ -73,8 +73,9 @@ def _operations(connection: Connection) -> Any:
     from alembic.operations import Operations
 
     from sqlalchemy_locks.alembic import ops as _registers  # noqa: F401
+    from sqlalchemy_locks.alembic.steps import NO_HISTORY
 
-    return Operations(MigrationContext.configure(connection))
+    return Operations(MigrationContext.configure(connection, opts=dict(NO_HISTORY)))
 
 
 def _last_step() -> str:

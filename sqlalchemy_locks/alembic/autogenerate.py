@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from alembic import context
@@ -13,25 +14,32 @@ from alembic.util import coerce_resource_to_filename
 from sqlalchemy_locks.alembic import steps
 from sqlalchemy_locks.alembic.options import Options
 
-LABEL = "sqlalchemy_locks"
-
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[Any, str | None]) -> bool:
     """Exclude this library's tables from autogenerate: for ``context.configure(include_name=...)``.
 
     The schema and the prefix are read from ``alembic.ini`` (``sqlalchemy_locks_schema``,
     ``sqlalchemy_locks_prefix``): set them there, too, if a directive names others. A filter of your own calls this one.
+    A table that is in the ``target_metadata``, as with ``sl.metadata()`` among them, is compared.
     """
     if type_ != "table" or name is None:
         return True
+    schema, default = parent_names.get("schema_name"), "public"
     # without an environment, as in a programmatic comparison, there is no configuration
-    options = Options.from_config(context.config if hasattr(context, "config") else None)
+    configured = hasattr(context, "config")
+    if configured:
+        targets = context.get_context().opts.get("target_metadata") or ()
+        targets = targets if isinstance(targets, Sequence) else (targets,)
+        if any(target.tables.get(name if schema is None else f"{schema}.{name}") is not None for target in targets):
+            return True
+        default = str(context.get_bind().dialect.default_schema_name)
+    options = Options.from_config(context.config if configured else None)
     tables = {table for step in steps.STEPS for names in steps.load(step).TABLES.values() for table in names}
-    schema = parent_names.get("schema_name")
-    if schema is None and name in {options.prefix + table for table in tables}:
+    # MySQL and MariaDB may have folded the prefix to lower case
+    if schema is None and name.lower() in {(options.prefix + table).lower() for table in tables}:
         return False
     # autogenerate calls PostgreSQL's default schema None
-    schemas = (options.schema, None) if options.schema == "public" else (options.schema,)
+    schemas = (options.schema, None) if options.schema == default else (options.schema,)
     return schema not in schemas or name not in tables
 
 
@@ -48,8 +56,10 @@ def own_branch(
     scripts = context.script
     if scripts is None:
         return
+    # by the folder: a label is on every revision that descends from a shipped one, too
+    shipped = coerce_resource_to_filename("sqlalchemy_locks.alembic_templates:versions").absolute()
     heads = [scripts.get_revision(head) for head in scripts.get_heads()]
-    app_heads = [head.revision for head in heads if head is not None and LABEL not in head.branch_labels]
+    app_heads = [head.revision for head in heads if head is not None and Path(head.path).parent != shipped]
     folders = [folder for folder in scripts.version_locations if not folder.startswith("sqlalchemy_locks.")]
     for directive in directives:
         if directive.head not in (None, "head"):

@@ -20,17 +20,18 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from alembic.operations import MigrateOperation, Operations
-from sqlalchemy import BigInteger, Column, Integer, String, text
+from sqlalchemy import BigInteger, Column, Integer, text
 
 from sqlalchemy_locks.alembic import steps
 from sqlalchemy_locks.alembic.options import Options, Refused
+from sqlalchemy_locks.sql.tables import exact_name
 
 #: The column of each role. Rows that exist already get the default, or NULL.
 _COLUMNS: Mapping[str, Callable[[], Column[Any]]] = {
     "retries": lambda: Column("retries_left", Integer()),
-    "queue": lambda: Column("queue_id", String(255), nullable=False, server_default=text("'default'")),
+    "queue": lambda: Column("queue_id", exact_name(255), nullable=False, server_default=text("'default'")),
     "fence": lambda: Column("fence", BigInteger(), nullable=False, server_default=text("0")),
-    "token": lambda: Column("token", String(32)),
+    "token": lambda: Column("token", exact_name(32)),
     "claim": lambda: Column("claim", BigInteger(), nullable=False, server_default=text("0")),
 }
 
@@ -76,8 +77,8 @@ class ColumnDirectives(MigrateOperation):
         :param roles: as keywords, the columns:
 
             - ``retries=True``: ``retries_left``, an integer; ``NULL``, which means unlimited, in existing rows.
-            - ``queue=True``: ``queue_id``, a name; ``'default'`` in existing rows. A unique constraint on the id alone
-              is not changed: replace it if ids are unique within a queue only.
+            - ``queue=True``: ``queue_id``, a name, compared exactly on every engine; ``'default'`` in existing rows. A
+              unique constraint on the id alone is not changed: replace it if ids are unique within a queue only.
             - ``fence=True``: ``fence``, the fencing token of the last write or acquisition; 0 in existing rows.
             - ``token=True``: ``token``, the nonce by which ``Locks`` recognizes its own acquisition after a lost reply.
             - ``claim=True``: ``claim``, a random number that each capture writes: the proof of having captured a row.

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Literal, Protocol, cast
 
 import sqlalchemy as sa
@@ -18,6 +19,9 @@ from sqlalchemy_locks.alembic.script import Family, InstallPlace, InstallScript
 from sqlalchemy_locks.keys import key
 
 STEPS: tuple[str, ...] = ("0001",)
+
+#: options of a ``MigrationContext`` for an installation without Alembic, which has an owner, too
+NO_HISTORY: Mapping[str, str] = {"version_table": "no Alembic history"}
 
 InstalledBy = Literal["revisions", "directives"]
 
@@ -74,29 +78,77 @@ def between(lower: str, upper: str) -> tuple[str, ...]:
 
 
 def upgrade(op: Operations, steps: tuple[str, ...], options: Options, installed_by: InstalledBy) -> None:
-    """Run steps upwards, each recorded when it is complete."""
+    """Run steps upwards, each recorded with its owner when it is complete."""
     script = InstallScript(op, options)
-    if not op.get_context().as_sql:
-        script.backend.serialize_install(op.get_bind(), key("sqlalchemy_locks", "installs", options.schema))
-    _refuse_mixing(op, options, installed_by)
-    installed = script.table("installed")
     on_conflict = "ON CONFLICT DO NOTHING" if script.backend.returning else "ON DUPLICATE KEY UPDATE step = step"
-    for step in steps:
-        load(step).upgrade(op, options)
-        script.run(f"INSERT INTO {installed} (step, installed_by) VALUES ('{step}', '{installed_by}') {on_conflict}")
+    with _alone(op, script):
+        _refuse_mixing(op, options, installed_by)
+        for step in steps:
+            load(step).upgrade(op, options)
+            script.run(
+                f"INSERT INTO {script.table('installed')} (step, installed_by, owner) "
+                f"VALUES ('{step}', '{installed_by}', {_owner(op, script)}) {on_conflict}"
+            )
 
 
 def downgrade(op: Operations, steps: tuple[str, ...], options: Options, installed_by: InstalledBy) -> None:
-    """Undo steps downwards; the first one drops ``installed`` too."""
+    """Undo steps downwards; the first one drops ``installed`` too. A step that has another owner as well stays."""
     script = InstallScript(op, options)
-    if not op.get_context().as_sql:
-        script.backend.serialize_install(op.get_bind(), key("sqlalchemy_locks", "installs", options.schema))
-    _refuse_mixing(op, options, installed_by)
-    for step in reversed(steps):
-        load(step).downgrade(op, options)
-        # Down to the base no record is deleted by itself: repeated after a failure, it would miss the table
-        if STEPS[0] not in steps:
-            script.run(f"DELETE FROM {script.table('installed')} WHERE step = '{step}'")
+    installed, owner = script.table("installed"), _owner(op, script)
+    with _alone(op, script):
+        _refuse_mixing(op, options, installed_by)
+        for step in reversed(steps):
+            others = f"FROM {installed} WHERE step = '{step}' AND owner <> {owner}"
+            delete = f"DELETE FROM {installed} WHERE step = '{step}' AND owner = {owner}"
+            if op.get_context().as_sql:
+                script.run(
+                    "-- fails with a duplicate key while another version table has this step, too\n"
+                    f"INSERT INTO {installed} (step, installed_by, owner) SELECT step, installed_by, owner {others}"
+                )
+            elif (
+                recorded(op.get_bind(), options) is not None
+                and op.get_bind().execute(sa.text(f"SELECT count(*) {others}".replace(":", r"\:"))).scalar()
+            ):
+                script.run(delete)
+                continue
+            load(step).downgrade(op, options)
+            # The first step's row goes with the table: repeated after a failure, it would miss that
+            if step != STEPS[0]:
+                script.run(delete)
+
+
+def _owner(op: Operations, script: InstallScript) -> str:
+    """Return SQL of who has installed: a version table and its schema, of which each tenant may have one."""
+    context = op.get_context()
+    table, schema = context.version_table, context.version_table_schema
+    if script.backend.schemas and schema is None:
+        # where the search_path finds it
+        place = f"to_regclass({_literal(_quoted(table))})"
+        return (
+            "coalesce((SELECT nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n"
+            f" ON n.oid = relnamespace WHERE c.oid = {place}), '') || {_literal('.' + table)}"
+        )
+    return _literal(f"{schema or ''}.{table}")
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+@contextlib.contextmanager
+def _alone(op: Operations, script: InstallScript) -> Iterator[None]:
+    """Wait for a concurrent installation, online."""
+    if op.get_context().as_sql:
+        yield
+    else:
+        with script.backend.serialized_install(
+            op.get_bind(), key("sqlalchemy_locks", "installs", script.options.schema)
+        ):
+            yield
 
 
 def recorded(connection: Connection, options: Options) -> dict[str, str] | None:

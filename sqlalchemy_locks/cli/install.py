@@ -36,7 +36,7 @@ def install(screen: Screen, database: Database, grant_to: tuple[str, ...], locki
 
     from sqlalchemy_locks.alembic import ops as _registers  # noqa: F401
     from sqlalchemy_locks.alembic.options import Options
-    from sqlalchemy_locks.alembic.steps import STEPS, recorded
+    from sqlalchemy_locks.alembic.steps import NO_HISTORY, STEPS, recorded
 
     options = {"schema": database.schema, "prefix": database.prefix, "grant_to": grant_to, "locking": locking}
     with database.engine.connect() as connection:
@@ -51,7 +51,7 @@ def install(screen: Screen, database: Database, grant_to: tuple[str, ...], locki
         before = ("base", *STEPS)[STEPS.index(step)]
         # one transaction each, as the revisions have: on most engines DDL commits implicitly anyway
         with database.engine.begin() as connection:
-            operations = Operations(MigrationContext.configure(connection))
+            operations = Operations(MigrationContext.configure(connection, opts=dict(NO_HISTORY)))
             operations.upgrade_locks(from_=before, to=step, **options)  # type: ignore[attr-defined]
     newer = sorted(set(installed) - set(STEPS))
     document = {"database": database.display, "installed": steps, "steps": sorted({*installed, *STEPS}), "newer": newer}

@@ -29,11 +29,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy
-from sqlalchemy import Engine, Table, delete, false, update
-from sqlalchemy.engine import Connection, CursorResult, Dialect, IteratorResult, Result, TwoPhaseTransaction
+from sqlalchemy import Engine, Table, delete, event, false, update
+from sqlalchemy.engine import (
+    Connection,
+    CursorResult,
+    Dialect,
+    ExceptionContext,
+    IteratorResult,
+    Result,
+    RootTransaction,
+    TwoPhaseTransaction,
+)
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import CompileError, DBAPIError
 from sqlalchemy.sql import Executable, visitors
@@ -44,7 +53,7 @@ from sqlalchemy.util import immutabledict
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.dialects import Backend, Server, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.errors import LockTimeout, NotInstalled, Unsupported
+from sqlalchemy_locks.errors import LockTimeout, MustRollback, NotInstalled, Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
@@ -75,6 +84,8 @@ class EngineState:
 
 
 _states: WeakKeyDictionary[Dialect, EngineState] = WeakKeyDictionary()
+#: transactions that the server has rolled back, where its driver doesn't know
+_ended: WeakSet[RootTransaction] = WeakSet()
 
 
 def engine_state(connection: Connection) -> EngineState:
@@ -84,13 +95,37 @@ def engine_state(connection: Connection) -> EngineState:
     """
     state = _states.get(connection.dialect)
     if state is None:
-        begun = connection.in_transaction()
+        begun = has_begun(connection)
         server = backend_for(connection.dialect).ask_server(connection)
         if not begun:
             connection.rollback()  # the level of a transaction can be set before its first statement only
         state = EngineState(backend_for(connection.dialect, server), server)
         _states[connection.dialect] = state
+        if state.backend.marker_is_savepoint:
+            event.listen(connection.dialect, "handle_error", partial(_note_end, state.backend))
     return state
+
+
+def is_known(dialect: Dialect) -> bool:
+    """Return whether a connection of the engine has told about its server."""
+    return dialect in _states
+
+
+def has_begun(connection: Connection) -> bool:
+    """Return whether a transaction has begun, if only with the driver, as by a listener of the app's."""
+    return connection.in_transaction() or backend_for(connection.dialect).transaction_state(connection) != "ended"
+
+
+def _note_end(backend: Backend, context: ExceptionContext) -> None:
+    error, connection = context.sqlalchemy_exception, context.connection
+    transaction = None if connection is None else connection.get_transaction()
+    if transaction is not None and isinstance(error, DBAPIError) and backend.ends_transaction(error):
+        _ended.add(transaction)
+
+
+def was_ended(connection: Connection) -> bool:
+    """Return whether the server has rolled the connection's transaction back, and goes on in another one."""
+    return connection.get_transaction() in _ended
 
 
 def behind_pooler(connection: Connection) -> bool:
@@ -351,7 +386,9 @@ class _InSession:
         if not bind_arguments.keys() & {"bind", "mapper", "clause"}:
             bind_arguments.update(statement._impl.route())
         options = statement._execution_options.merge_with(execution_options)
-        if not is_pre_event and options.get("autoflush", True):
+        if is_pre_event:
+            options = options.union({"locks_executions": []})
+        elif options.get("autoflush", True):
             session._autoflush()
         return (statement, options, params) if _THREE_VALUES else (statement, options)
 
@@ -365,8 +402,18 @@ class _InSession:
         bind_arguments: dict[str, Any],
         conn: Connection,
     ) -> Result[Any]:
+        # those of one call, where the session has listeners of do_orm_execute, which may execute it several times
+        executions: list[Execution] = execution_options.get("locks_executions", [])
+        if executions:
+            raise Unsupported(
+                f"{statement.name} takes effect in one database, and a listener of do_orm_execute executes it again, "
+                "as a ShardedSession does for each shard: roll back, and name the shard, "
+                'bind_arguments={"shard_id": ...} or options(set_shard_id(...))'
+            )
         execution = Execution(conn, statement, execution_options, session, bind_arguments)
-        return statement._result(execution.perform())
+        result = statement._result(execution.perform())
+        executions.append(execution)
+        return result
 
 
 def prepare_commit(session: Session) -> None:
@@ -440,7 +487,7 @@ class Execution:
         self.backend, self.server = state.backend, state.server
         self.context = BuildContext(self.backend, every.get("locks_prefix", DEFAULT_PREFIX))
         #: a ``schema_translate_map`` moves the tables
-        self.schema_translated = "schema_translate_map" in every
+        self.schema_map: Mapping[str | None, Any] = every.get("schema_translate_map") or {}
         #: this transaction was begun at READ COMMITTED, whatever the server's variable says of the session
         self.read_committed = bool(every.get("locks_read_committed"))
         #: an earlier attempt at this very call may have come into effect, its reply lost
@@ -463,6 +510,11 @@ class Execution:
         :raises LockTimeout: when somebody else's time limit has ended the wait for a lock.
         """
         connection, impl = self.connection, self.operation._impl
+        if was_ended(connection):
+            raise MustRollback(
+                f"{impl.name}: {self.backend.name} has rolled this transaction back for an earlier error, and released "
+                "every lock that it held: roll it back here, too, and run it again"
+            )
         if self.first_writes:
             with translated(self.backend):
                 self.backend.prepare(connection, self.wait)

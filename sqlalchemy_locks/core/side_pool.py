@@ -89,6 +89,8 @@ _pools: WeakKeyDictionary[Dialect, ReferenceType[SidePool]] = WeakKeyDictionary(
 def side_connection(execution: Execution, row_wait: int = 0) -> Iterator[Connection]:
     """Check out a connection beside the caller's transaction: at READ COMMITTED, in autocommit, with short waits.
 
+    It has the caller's options, role and database.
+
     :param row_wait: the longest wait for a row in seconds; the server may have a longer one as its shortest.
     :raises PoolTimeout: when all such connections were in use for too long.
     :raises LockTimeout: when a wait was not short.
@@ -101,17 +103,19 @@ def side_connection(execution: Execution, row_wait: int = 0) -> Iterator[Connect
         except PoolExhausted as error:
             raise PoolTimeout(f"the connections beside the pool were in use for too long: {error}") from error
         try:
-            backend.prepare_side(connection, row_wait)
+            database = backend.prepare_side(connection, execution.connection, row_wait)
         except BaseException:
             connection.close()
             raise
-        return connection
+        # the engine's listeners have chosen a database, and so may the caller's session have
+        schemas = execution.schema_map if database is None else {None: database, **execution.schema_map}
+        return connection.execution_options(**{**execution.options, "schema_translate_map": schemas})
 
     with translated(backend, needs_installation=True):
         try:
             connection = connect()
         except DBAPIError as error:
-            if not error.connection_invalidated:
+            if not error.connection_invalidated or execution.connection.invalidated:
                 raise
             pool.dispose()  # it was idle for too long, and so were the others
             connection = connect()
@@ -119,12 +123,6 @@ def side_connection(execution: Execution, row_wait: int = 0) -> Iterator[Connect
             yield connection
         finally:
             return_to_pool(connection)
-
-
-def side_options(execution: Execution) -> dict[str, Any]:
-    """Return the options of the caller for a statement on a side connection, whose engine may be a copy with others."""
-    every = {**execution.connection.get_execution_options(), **execution.options}
-    return {**execution.options, "schema_translate_map": every.get("schema_translate_map")}
 
 
 def pool_beside(engine: Engine) -> SidePool:

@@ -34,7 +34,10 @@ from sqlalchemy_locks.core.operation import (
     ended_by_limit,
     engine_state,
     fresh_nonce,
+    has_begun,
+    is_known,
     translated,
+    was_ended,
 )
 from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout, checkout_errors
@@ -107,6 +110,22 @@ def connect(engine: Engine) -> Connection:
         # frames refer to the connection, which returns to its pool when nothing does.
         traceback.clear_frames(error.__traceback__)
         raise OperationalError(None, None, error, connection_invalidated=True) from error
+
+
+def checked_out(checkout: Callable[[], Connection]) -> Connection:
+    """Check a connection out of an engine whose server has been asked.
+
+    Where a listener has begun a transaction at the checkout, the question would take its snapshot: the first connection
+    is returned then, and checked out again.
+    """
+    connection = checkout()
+    if not is_known(connection.dialect) and has_begun(connection):
+        try:
+            engine_state(connection)
+        finally:
+            return_to_pool(connection)
+        connection = checkout()
+    return connection
 
 
 def return_to_pool(connection: Connection, error: BaseException | None = None) -> None:
@@ -202,7 +221,7 @@ class ShortTransaction:
         if os.getpid() != self._process:
             return _FORKED
         state = self.backend.transaction_state(self.connection) if self.active else "closed"
-        if state == "closed":
+        if state == "closed" or was_ended(self.connection):
             return FAILED
         if self.used:
             if state == "ended" and self._seen_open:
@@ -288,6 +307,8 @@ class ShortTransaction:
             except BaseException as error:
                 if not _has_died(error):
                     roll_back(self.connection)
+                    if isinstance(error, DBAPIError) and self.backend.transient(error):
+                        raise LockLost(FAILED) from error
                     raise
                 if not self.used:
                     raise LockLost(FAILED) from error
@@ -342,6 +363,29 @@ def roll_back(connection: Connection) -> None:
     connection.rollback()
 
 
+class AfterBegin:
+    """The app's listeners of ``after_begin``, for what no session of its executes.
+
+    :param session_maker: makes the sessions that they listen to.
+    """
+
+    def __init__(self, session_maker: Callable[..., Session]) -> None:
+        self._session_maker = session_maker
+        #: never used: it tells which listeners there are, of now and later
+        self._idle_session = session_maker()
+
+    def is_heard(self) -> bool:
+        return bool(self._idle_session.dispatch.after_begin)
+
+    def call(self, connection: Connection) -> None:
+        """Call them for a transaction that has just begun."""
+        if self.is_heard():
+            session = self._session_maker(bind=connection, **IN_BLOCK)
+            session.get_bind = lambda *_, **named: connection  # type: ignore[method-assign]
+            session.connection()
+            session.close()  # in this mode that ends no transaction of its connection
+
+
 class OperationRunner:
     """Runs operations on connections of one engine.
 
@@ -365,9 +409,8 @@ class OperationRunner:
         self._before_write = before_write
         #: as far as it is known without a connection: whether it has one writer, and functions
         self._backend = backend_for(engine.dialect)
-        self._checkout = checkout or partial(connect, engine)
-        #: never used: it tells which listeners a session of the app has, of now and later
-        self._idle_session = session_maker()
+        self._checkout = partial(checked_out, checkout or partial(connect, engine))
+        self.after_begin = AfterBegin(session_maker)
 
     def run(
         self,
@@ -451,9 +494,7 @@ class OperationRunner:
 
     def _attempt(self, operation: Operation[Any], options: dict[str, Any], wait: float | None, short: bool) -> Any:
         began, impl = time.monotonic(), operation._impl
-        in_session = bool(self._idle_session.dispatch.after_begin) or (
-            isinstance(operation, RowsOperation) and operation.is_select
-        )
+        in_session = self.after_begin.is_heard() or (isinstance(operation, RowsOperation) and operation.is_select)
         connection, in_autocommit = self._checkout(), False
         try:
             execution = Execution(connection, operation, options, wait=wait)

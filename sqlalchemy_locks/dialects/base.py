@@ -130,10 +130,20 @@ class Backend:
         """Return whether the same statement may succeed later, by itself: any other refusal is permanent."""
         return error.connection_invalidated or self.meaning(error) in ("conflict", "newer row", "unavailable")
 
-    def prepare_side(self, connection: Connection, row_wait: int) -> None:
-        """Set a side connection to READ COMMITTED, autocommit and short waits; only called where ``key_rows``.
+    def ends_transaction(self, error: DBAPIError) -> bool:
+        """Return whether the server has rolled the transaction back for an error, which no driver tells.
+
+        Only called with ``marker_is_savepoint``: elsewhere every further statement fails.
+        """
+        raise NotImplementedError
+
+    def prepare_side(self, connection: Connection, caller: Connection, row_wait: int) -> str | None:
+        """Set a side connection to READ COMMITTED, autocommit, short waits and the caller's role.
+
+        Only called where ``key_rows``.
 
         :param row_wait: the longest wait for a row in seconds; the server may have a longer one as its shortest.
+        :return: the database in which the caller works; the session may have chosen another one than its URL.
         """
         raise NotImplementedError
 
@@ -141,11 +151,13 @@ class Backend:
         """Check the server's version and settings, for administrators; only SELECTs are executed."""
         raise NotImplementedError
 
-    def serialize_install(self, connection: Connection, key: int) -> None:
+    @contextlib.contextmanager
+    def serialized_install(self, connection: Connection, key: int) -> Iterator[None]:
         """Wait for a concurrent installation, where the server itself doesn't serialize DDL.
 
         :param key: identifies the schema.
         """
+        yield
 
     def ask_server(self, connection: Connection) -> Server:
         """Ask the server, once per engine of the app, for what decides how operations are executed.

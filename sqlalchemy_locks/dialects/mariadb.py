@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+from sqlalchemy.engine import Connection
 from sqlalchemy.ext.compiler import compiles
 
+from sqlalchemy_locks.dialects.checks import COMMITTED, Finding
 from sqlalchemy_locks.dialects.mysql import MySQL, held_keys
 from sqlalchemy_locks.sql.elements import HeldKeys
 
@@ -16,6 +19,22 @@ class MariaDB(MySQL):
     level_setting = "tx_isolation"
     statement_limit = "max_statement_time"
     shortest_row_wait = 0
+
+    def role_name(self, role: str) -> str:
+        name = role.replace("`", "``")
+        return f"`{name}`"
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        yield from super().findings(connection)
+        setting = connection.exec_driver_sql("SHOW VARIABLES WHERE variable_name = 'innodb_snapshot_isolation'").first()
+        level = connection.get_isolation_level()
+        if setting is not None and setting[1] == "ON" and level not in COMMITTED:
+            says = (
+                f"innodb_snapshot_isolation is ON, and sessions begin at {level}: the server rolls back a transaction "
+                "that has read, and then locks or changes a row that was changed since (MustRollback); lock before you "
+                "read, or use READ COMMITTED"
+            )
+            yield Finding("snapshot isolation", "warning", says)
 
 
 # a mysql:// URL to MariaDB compiles under the name "mysql"
@@ -39,7 +58,7 @@ def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
         " LEFT JOIN information_schema.innodb_trx AS trx ON trx.trx_id = held.lock_trx_id"
         " AND (trx.trx_id <> 0 OR trx.trx_requested_lock_id = held.lock_id)"
         " LEFT JOIN information_schema.processlist AS session ON session.id = trx.trx_mysql_thread_id"
-        f" WHERE held.lock_table = CONCAT('`', DATABASE(), '`.`{element.table.name}`')"
+        f" WHERE held.lock_table = CONCAT('`', {element.schema(compiler, **kw)}, '`.`{element.table.name}`')"
         " AND held.lock_type = 'RECORD' AND held.lock_data <> 'supremum pseudo-record'"
         f" AND {element.among('CAST(held.lock_data AS SIGNED)', compiler, **kw)}"
         " ORDER BY `key`, granted DESC, since"

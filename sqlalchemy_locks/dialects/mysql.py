@@ -15,7 +15,7 @@ from sqlalchemy.ext.compiler import compiles
 
 from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, TransactionState, not_writable, set_level
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
-from sqlalchemy_locks.errors import LockError, LockTimeout, Unsupported
+from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, Unsupported
 from sqlalchemy_locks.sql import clock, elements
 
 _MARKER = "sqlalchemy_locks"
@@ -59,17 +59,20 @@ _MEANINGS: dict[Any, Meaning] = {
     1142: "denied",
     1143: "denied",
     1146: "missing",
+    1180: "conflict",  # at COMMIT, by another node of a cluster
+    1206: "conflict",
     1213: "conflict",
     1227: "denied",
     1305: "conflict",  # a deadlock has rolled the savepoint back, with everything before it
+    3101: "conflict",  # as 1180
 }
 
 
 #: disk, memory, connections, threads or tables are exhausted; the server starts, stops, or isn't ready; a node of a
 #: cluster is
 _UNAVAILABLE = {
-    *(0, 3, 1015, 1021, 1026, 1028, 1030, 1037, 1038, 1040, 1041, 1047, 1053, 1105, 1114, 1135, 1180, 1181, 1203),
-    *(1206, 1226, 1412, 1615, 1637, 1878, 1927, 3100, 3101, 3168, 3169, 4031),
+    *(0, 3, 1015, 1021, 1026, 1028, 1030, 1037, 1038, 1040, 1041, 1047, 1053, 1105, 1114, 1135, 1181, 1203),
+    *(1226, 1412, 1615, 1637, 1878, 1927, 3100, 3168, 3169, 4031),
 }
 _STATEMENT_LOG = (
     "binlog_format=STATEMENT refuses what InnoDB writes at READ COMMITTED, which Locks and workers use: set it to ROW "
@@ -79,6 +82,9 @@ _CHAINS = (
     "completion_type=CHAIN begins a transaction at each COMMIT and ROLLBACK, at the level of the one before, so that "
     "Locks can't set its own: set it to NO_CHAIN"
 )
+
+#: errors with which the server has ended the whole transaction: another one begins with the next statement
+_ENDED = (1020, 1180, 1206, 1213, 3101)
 
 
 class MySQL(Backend):
@@ -114,7 +120,16 @@ class MySQL(Backend):
             return not_writable(self.name)
         if code == 1665:
             return Unsupported(f"{self.name}: {_STATEMENT_LOG}")
+        if code in _ENDED:
+            again = "run it again, and lock before the first read" if code == 1020 else "run it again"
+            return MustRollback(
+                f"{self.name} has rolled this transaction back (error {code}), and released every lock that it held: "
+                f"roll it back here, too, {again}"
+            )
         return None
+
+    def ends_transaction(self, error: DBAPIError) -> bool:
+        return _errno(error) in _ENDED
 
     def meaning(self, error: DBAPIError) -> Meaning | None:
         code = _errno(error)
@@ -246,13 +261,21 @@ class MySQL(Backend):
         if connection.exec_driver_sql("SELECT CONNECTION_ID()").scalar() == self.session_number(connection):
             connection.exec_driver_sql(f"KILL {number}")
 
-    def prepare_side(self, connection: Connection, row_wait: int) -> None:
+    def prepare_side(self, connection: Connection, caller: Connection, row_wait: int) -> str | None:
+        database, role = caller.exec_driver_sql("SELECT DATABASE(), CURRENT_ROLE()").one()
+        if role not in (None, "NONE"):
+            connection.exec_driver_sql(f"SET ROLE {self.role_name(role)}".replace("%", "%%"))
         # the longest wait for the table, too: an ALTER that waits for the caller's transaction blocks this connection,
         # and the server doesn't detect that deadlock
         connection.exec_driver_sql(
             f"SET SESSION autocommit = 1, {self.level_setting} = 'READ-COMMITTED', lock_wait_timeout = 1,"
             f" innodb_lock_wait_timeout = {max(row_wait, self.shortest_row_wait)}"
         )
+        return None if database is None else str(database)
+
+    def role_name(self, role: str) -> str:
+        """Return the SQL of what CURRENT_ROLE() has returned, which may be several roles."""
+        return role
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         connection.execute(_IDLE)
@@ -392,7 +415,7 @@ def held_keys(element: elements.HeldKeys, compiler: Any, **kw: Any) -> str:
         " JOIN performance_schema.threads AS session ON session.thread_id = held.thread_id"
         " LEFT JOIN performance_schema.session_connect_attrs AS program"
         " ON program.processlist_id = session.processlist_id AND program.attr_name = 'program_name'"
-        f" WHERE held.object_schema = DATABASE() AND held.object_name = '{element.table.name}'"
+        f" WHERE held.object_schema = {element.schema(compiler, **kw)} AND held.object_name = '{element.table.name}'"
         " AND held.lock_mode IN ('X', 'S', 'X,REC_NOT_GAP', 'S,REC_NOT_GAP')"
         " AND held.lock_data <> 'supremum pseudo-record'"
         f" AND {element.among('CAST(held.lock_data AS SIGNED)', compiler, **kw)}"

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from sqlalchemy import BigInteger, Column, Insert, Table, bindparam, text
 from sqlalchemy.engine import Connection, RootTransaction
+from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.sql import Executable
 
@@ -40,6 +41,8 @@ _STATES: dict[int, TransactionState] = {0: "ended", 3: "failed"}
 #: what PostgreSQL says of a prepared statement whose columns have other types since
 _PLAN_CHANGED = "cached plan must not change result type"
 _READ_COMMITTED = "read committed"
+#: the SQLSTATE of a level that is set after the first query
+_IN_PROGRESS = "25001"
 #: by SQLSTATE
 _MEANINGS: dict[str | None, Meaning] = {
     "40001": "conflict",
@@ -112,9 +115,23 @@ class PostgreSQL(Backend):
         # without a code it is the driver's
         return "unavailable" if code is None or code[:2] in _UNAVAILABLE else _MEANINGS.get(code)
 
-    def serialize_install(self, connection: Connection, key: int) -> None:
+    @contextlib.contextmanager
+    def serialized_install(self, connection: Connection, key: int) -> Iterator[None]:
         # IF NOT EXISTS and OR REPLACE fail if two sessions look at the same time and neither finds the object
-        _at_once(connection, _INSTALL_LOCK, {"key": key})
+        if not self.autocommit(connection) or self.transaction_state(connection) != "ended":
+            _at_once(connection, _INSTALL_LOCK, {"key": key})
+            yield
+            return
+        # the lock is a transaction's, and nobody begins one in AUTOCOMMIT, or in Alembic's autocommit_block
+        connection.exec_driver_sql("BEGIN")
+        try:
+            _at_once(connection, _INSTALL_LOCK, {"key": key})
+            yield
+        except BaseException:
+            with contextlib.suppress(DBAPIError):  # the connection may have been lost
+                connection.exec_driver_sql("ROLLBACK")
+            raise
+        connection.exec_driver_sql("COMMIT")
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         def ask(sql: str) -> Any:
@@ -193,14 +210,25 @@ class PostgreSQL(Backend):
         level = connection.get_execution_options().get("isolation_level", connection.default_isolation_level)
         read_committed = server.begins_read_committed and level in COMMITTED
         set_read_committed = not read_committed or self.autocommit(connection)
-        begun = connection.get_transaction()  # by a listener of the app's, of engine_connect
-        if begun is not None:
-            if not set_read_committed:
-                return begun
-            connection.rollback()  # the level of an open transaction can't be set
-        if set_read_committed and self.transaction_state(connection) == "ended":
+        #: by a listener of the app's, of engine_connect or checkout
+        begun = self.transaction_state(connection) != "ended"
+        if set_read_committed and not begun:
+            connection.rollback()  # SQLAlchemy's own view
             set_level(connection, "READ COMMITTED")
-        return connection.begin()
+        transaction = connection.get_transaction() or connection.begin()
+        if set_read_committed and begun:
+            # not after a ROLLBACK, which would undo what the listener has set
+            try:
+                connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            except DBAPIError as error:
+                if _sqlstate(error) != _IN_PROGRESS:
+                    raise
+                raise Unsupported(
+                    'a listener of "engine_connect" or "checkout" has read in a transaction whose level isn\'t READ '
+                    f'COMMITTED, and {self.name} doesn\'t change it any more: do that in a listener of "begin", or set '
+                    'isolation_level="READ COMMITTED" for the engine of Locks'
+                ) from error
+        return transaction
 
     def allows_autocommit(self, connection: Connection, server: Server, level: str | None) -> bool:
         return (
@@ -212,6 +240,7 @@ class PostgreSQL(Backend):
             and not (server.pooled and connection.dialect.driver == "asyncpg")
             and not connection.in_transaction()
             and not connection.dispatch.begin
+            and getattr(connection.dialect.do_begin, "__func__", None) is DefaultDialect.do_begin
             and self.transaction_state(connection) == "ended"
         )
 

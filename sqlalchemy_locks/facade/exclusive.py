@@ -23,7 +23,16 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.core.operation import Execution, backend_of, installation, prepare_commit
-from sqlalchemy_locks.core.transaction import FAILED, IN_BLOCK, ShortTransaction, connect, connected, has_room, retried
+from sqlalchemy_locks.core.transaction import (
+    FAILED,
+    IN_BLOCK,
+    ShortTransaction,
+    checked_out,
+    connect,
+    connected,
+    has_room,
+    retried,
+)
 from sqlalchemy_locks.errors import LockLost, LockTimeout, PoolTimeout, ReentryError
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.keys import as_key
@@ -288,10 +297,11 @@ class ExclusiveBlock:
         :raises PoolTimeout: when no connection was free within the pool's own limit.
         """
         locks, engine = self._locks, self._locks._engine
-        short = ShortTransaction(connect(engine))
+        short = ShortTransaction(checked_out(partial(connect, engine)))
         remaining = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
         try:
             short.begin(wait=remaining)
+            locks._after_begin.call(short.connection)
             for key in self._names:
                 self._acquire_key(short, key, deadline)
                 if ticket is not None:

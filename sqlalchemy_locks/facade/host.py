@@ -54,6 +54,7 @@ class LockHost(Observed):
         runner = self._runner()
         #: runs one operation in a transaction of its own
         self._run, self._run_on_request = runner.run, runner.run_on_request
+        self._after_begin = runner.after_begin
 
     def _runner(self, checkout: Callable[[], Connection] | None = None) -> OperationRunner:
         """Return what runs operations. :param checkout: checks a connection out; by default of the app's pool."""

@@ -14,22 +14,24 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import TracebackType
 from typing import Any
 
 from sqlalchemy import Engine
+from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks.core.backoff import Backoff
 from sqlalchemy_locks.core.operation import Execution, Operation, backend_of, behind_pooler, fresh_nonce, translated
-from sqlalchemy_locks.core.transaction import ROW_TIMEOUT, ShortTransaction, connect, has_room
+from sqlalchemy_locks.core.transaction import ROW_TIMEOUT, ShortTransaction, checked_out, connect, has_room
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockTimeout,
+    MustRollback,
     OutcomeUnknown,
     PoolTimeout,
     ReentryError,
@@ -193,7 +195,7 @@ class SemaphoreWaiter:
         shortest = self._backend.shortest_queue_wait
         while shortest is not None and self._left() > shortest:
             try:
-                with ServerQueue(self._locks._engine, queue_keys[name]) as queue:
+                with ServerQueue(self._locks._engine, queue_keys[name], self._locks._after_begin.call) as queue:
                     return self._poll(name, queue) if queue.join(self._left()) else None
             except (PoolTimeout, _BeyondCapacity):
                 raise
@@ -203,7 +205,7 @@ class SemaphoreWaiter:
             except DBAPIError as error:
                 if not (error.connection_invalidated or self._backend.transient(error)):
                     raise
-            except DriverTimeout:
+            except (DriverTimeout, MustRollback):
                 pass
             self._pause(backoff)
         return None
@@ -279,10 +281,9 @@ class SemaphoreWaiter:
                 grant: Grant = self._locks._run(request, self._nonce, wait=timeout, on_lost=self._note_late_attempt)
         except PoolTimeout:
             raise
-        except LockTimeout:
+        except (LockTimeout, MustRollback):  # several callers with one id can deadlock repeatedly in InnoDB
             return None
         except DBAPIError as error:
-            # several callers with one id can deadlock repeatedly in InnoDB
             if error.connection_invalidated or not self._backend.transient(error):
                 raise
             return None
@@ -349,12 +350,16 @@ class ServerQueue:
 
     It is an advisory lock of a transaction on PostgreSQL, and ``GET_LOCK`` on MySQL and MariaDB. A connection that dies
     drops out of it, and the server ends one that is at the head and silent for ten seconds.
+
+    :param on_begin: called with its connection when that has begun.
     """
 
-    def __init__(self, engine: Engine, key: int) -> None:
-        self._transaction, self._key, self._joined = ShortTransaction(connect(engine)), key, False
+    def __init__(self, engine: Engine, key: int, on_begin: Callable[[Connection], object]) -> None:
+        connection = checked_out(partial(connect, engine))
+        self._transaction, self._key, self._joined = ShortTransaction(connection), key, False
         try:
             self._transaction.begin()
+            on_begin(connection)
         except BaseException as error:
             self._transaction.abandon(error)
             raise

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import lru_cache
 from typing import Annotated, Any, Literal
@@ -86,13 +86,11 @@ class RouteLock:
             yield None
             return
         route = connection.scope["route"]
-        response = getattr(route, "response_class", None)
-        response_class = response if isinstance(response, type) else None
-        if self._scope == "function" and _streams(connection.scope["endpoint"], response_class):
-            raise ValueError(
-                f"the route {route.path} streams its response, and its lock would end before that: give the lock "
-                'scope="request"'
-            )
+        response_class = getattr(route, "response_class", None)
+        # FastAPI wraps the default in another object
+        response_class = getattr(response_class, "value", response_class)
+        if self._scope == "function" and _declares_stream(connection.scope["endpoint"], response_class):
+            raise _refused(route)
         try:
             texts = {}
             if self._fields:
@@ -115,6 +113,12 @@ class RouteLock:
             raise
         try:
             yield held
+            if (
+                self._scope == "function"
+                and connection.scope["type"] == "http"
+                and _streams(type(_response_of_caller()))
+            ):
+                raise _refused(route)
         except BaseException as error:
             # the endpoint's own exception is for the app's handlers
             if not await block.__aexit__(type(error), error, error.__traceback__):
@@ -146,28 +150,42 @@ class RouteLock:
         return LockProblem(problem(kind, retry_after=self._retry(kind)))
 
 
+def _refused(route: Any) -> ValueError:
+    return ValueError(
+        f"the route {route.path} streams its response, and its lock would end before that: give the lock "
+        'scope="request"'
+    )
+
+
+def _streams(response_class: type[Response]) -> bool:
+    """Return whether responses of a class are sent by code of its own, which works on after the endpoint."""
+    return response_class.__call__ is not Response.__call__
+
+
 @lru_cache(1024)
-def _streams(endpoint: Any, response_class: Any) -> bool:
-    """Return whether an endpoint's response is sent by code of its own, which works on after the endpoint."""
-    if inspect.isasyncgenfunction(endpoint) or inspect.isgeneratorfunction(endpoint):
-        return True
+def _declares_stream(endpoint: Any, response_class: Any) -> bool:
+    """Return whether an endpoint says that it streams, so that it is refused before it has done anything."""
+    for function in (endpoint, inspect.unwrap(endpoint), endpoint.__call__):
+        if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
+            return True
     try:
         returned = inspect.signature(endpoint, eval_str=True).return_annotation
     except (NameError, TypeError, ValueError):
         returned = None
-    classes = (response_class, returned, *_named_in(endpoint))
     return any(
-        isinstance(one, type) and issubclass(one, Response) and one.__call__ is not Response.__call__ for one in classes
+        isinstance(one, type) and issubclass(one, Response) and _streams(one) for one in (response_class, returned)
     )
 
 
-def _named_in(endpoint: Any) -> Iterator[Any]:
-    """Yield the objects that an endpoint's code names: few endpoints annotate what they return."""
-    try:
-        names = inspect.getclosurevars(inspect.unwrap(endpoint))
-    except (TypeError, ValueError):
-        return
-    for one in (*names.nonlocals.values(), *names.globals.values()):
-        yield one
-        if inspect.ismodule(one):
-            yield from (getattr(one, name, None) for name in names.unbound)
+def _response_of_caller() -> Response:
+    """Return the response that FastAPI is about to send.
+
+    It tells a dependency nothing of it, but waits for the dependency's end in a function that has it.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        for value in frame.f_locals.values():
+            if isinstance(value, Response):
+                return value
+        frame = frame.f_back
+    raise RuntimeError('this release of FastAPI hides the response from a lock: give the lock scope="request"')

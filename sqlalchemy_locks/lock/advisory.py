@@ -158,8 +158,8 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     :return: ``None``, once it is held. A transaction that holds the key already acquires it again immediately.
     :raises LockTimeout: the database's own limit, or the option ``locks_wait`` (seconds), ended the wait.
     :raises StaleSnapshot: see ``allow_stale``. :raises NotWritable: on a standby or in a read-only transaction.
-    :raises MustRollback: this transaction has read, and since then, on SQLite, another one has written, or, on MariaDB
-        with ``innodb_snapshot_isolation=ON`` outside READ COMMITTED, the key was used for the first time.
+    :raises MustRollback: this transaction has read, and since then another one has written (SQLite); the server has
+        rolled it back, for a deadlock or, with ``innodb_snapshot_isolation=ON``, a newer row (MySQL, MariaDB).
 
     On SQLite every key is the database's one write lock. On MySQL and MariaDB a second connection, which the engine
     keeps beside its pool, commits the row of a brand-new key.

@@ -21,11 +21,10 @@ from weakref import WeakKeyDictionary
 
 from sqlalchemy import Insert, Integer, Table, delete, exists, literal_column, null, select
 from sqlalchemy.engine import Connection, Dialect
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, translated
-from sqlalchemy_locks.core.side_pool import side_connection, side_options
+from sqlalchemy_locks.core.side_pool import side_connection
 from sqlalchemy_locks.dialects.base import not_writable
 from sqlalchemy_locks.dialects.checks import COMMITTED
 from sqlalchemy_locks.errors import LockTimeout, MustRollback, PoolTimeout
@@ -45,18 +44,10 @@ def acquire(execution: Execution, *, shared: bool, tries: bool) -> bool | None:
     :return: whether it is held, if it ``tries``, which never waits; else ``None``, once it is held.
     """
     key = execution.values["lock_key"]
-    try:
-        if tries:
-            return _try(execution, key, shared)
-        with execution.waiting():
-            _acquire(execution, key, shared)
-    except DBAPIError as error:
-        if execution.backend.meaning(error) == "newer row":
-            raise MustRollback(
-                f"{execution.operation.name}: this transaction has read before the key's row was committed, and "
-                f"{execution.backend.name} has rolled it back: run it again, and lock before the first read"
-            ) from error
-        raise
+    if tries:
+        return _try(execution, key, shared)
+    with execution.waiting():
+        _acquire(execution, key, shared)
     return None
 
 
@@ -67,19 +58,18 @@ def vacuum(execution: Execution) -> int:
     old = select(table.c.key).where(table.c.ts < SecondsAgo(_YOUNG))
     batch = old.order_by(table.c.key).limit(_BATCH)
     with side_connection(execution, row_wait=1) as side:
-        options = side_options(execution)
-        keys = list(side.execute(batch, execution_options=options).scalars())
+        keys = list(side.execute(batch).scalars())
         while keys:
             side.exec_driver_sql("START TRANSACTION")
             lockable = old.where(table.c.key.in_(keys)).with_for_update(skip_locked=True)
-            free = list(side.execute(lockable, execution_options=options).scalars())
+            free = list(side.execute(lockable).scalars())
             if free:
                 # one by one: of several, the server may make a scan, and wait for those that others hold
                 each = [{"lock_key": key} for key in free]
-                side.execute(delete(table).where(table.c.key == LOCK_KEY), each, execution_options=options)
+                side.execute(delete(table).where(table.c.key == LOCK_KEY), each)
             side.commit()
             deleted += len(free)
-            keys = list(side.execute(batch.where(table.c.key > keys[-1]), execution_options=options).scalars())
+            keys = list(side.execute(batch.where(table.c.key > keys[-1])).scalars())
     _committed(execution).clear()
     return deleted
 
@@ -161,17 +151,15 @@ def _insert_absent(execution: Execution, side: Connection, key: int) -> int:
     statement = _insert_unless_present(execution.context.tables.locked_keys)
     try:
         with translated(execution.backend, needs_installation=True):
-            return side.execute(statement, {"lock_key": key}, execution_options=side_options(execution)).rowcount
-    except DBAPIError as error:
-        if execution.backend.transient(error):
-            raise LockTimeout(f"another transaction is inserting or deleting the row of key {key}") from error
-        raise
+            return side.execute(statement, {"lock_key": key}).rowcount
+    except MustRollback as error:  # the INSERT's own transaction
+        raise LockTimeout(f"another transaction is inserting or deleting the row of key {key}") from error
 
 
 def _remember(execution: Execution, key: int) -> None:
     """Remember that the row of a key is committed: above READ COMMITTED it can then be locked without a look."""
     # under a schema_translate_map the next statement's table may be another one
-    if not execution.schema_translated:
+    if not execution.schema_map:
         keys = _committed(execution)
         if len(keys) >= _MAX_REMEMBERED:
             keys.clear()
@@ -179,7 +167,7 @@ def _remember(execution: Execution, key: int) -> None:
 
 
 def _is_remembered(execution: Execution, key: int) -> bool:
-    return not execution.schema_translated and (execution.context, key) in _committed(execution)
+    return not execution.schema_map and (execution.context, key) in _committed(execution)
 
 
 def _require_writable(execution: Execution) -> None:

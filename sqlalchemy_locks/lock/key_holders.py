@@ -49,8 +49,9 @@ class _Holders(OperationImpl):
         try:
             statement = self.statement(execution.context)
             assert statement is not None
+            database = {"database": execution.schema_map.get(None)}
             keys = execution.batches(execution.values["keys"]) if self.of_keys else ((),)
-            rows = [row for batch in keys for row in execution.execute(statement, {"keys": batch})]
+            rows = [row for batch in keys for row in execution.execute(statement, {"keys": batch, **database})]
         except CompileError as error:  # SQLite's
             raise Unsupported(str(error)) from error
         except DBAPIError as error:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
+from decimal import Decimal
 from functools import cache
 from typing import Any, TypeVar
 from uuid import UUID
@@ -51,6 +53,14 @@ _UNSTORABLE = re.compile(
 )
 #: the same halves where the serializer doesn't escape them
 _HALF = re.compile("[\ud800-\udfff]")
+#: what may be too much for an engine, beside a long text
+_LARGE = re.compile(r"\d{16}|\d[eE]")
+#: a string, with the colon that makes it a key; a number; a bracket
+_TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|-?\d[\d.eE+-]*|[\[\]{}]')
+#: MariaDB's; MySQL has 100
+_MOST_LEVELS = 31
+#: in bytes: MySQL's
+_LONGEST_KEY = 65535
 KEYS = "locks_keys"
 _SERVER_RUN_AT = select(PlusSeconds(Now(), bindparam("locks_run_in", type_=Float())))
 
@@ -307,7 +317,8 @@ def _look_up(
 def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
     """Serialize a payload, and refuse what is no JSON, or what a server's JSON type can't keep.
 
-    :raises ValueError: for NaN and the infinities, NUL, and half of a surrogate pair.
+    :raises ValueError: for NaN and the infinities, NUL, half of a surrogate pair, and what one of the engines refuses
+        or changes: a number of more than 64 bits, more than 31 levels, a key of more than 65,535 bytes.
     :raises TypeError: for what the engine's serializer doesn't know.
     """
     try:
@@ -317,6 +328,8 @@ def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
             return text
         if "NaN" in text or "Infinity" in text:  # perhaps in a string; what only the engine's serializer knows is null
             json.dumps(payload, allow_nan=False, skipkeys=True, default=lambda _: None)
+    except RecursionError as error:
+        raise _too_deep() from error
     except ValueError as error:
         raise ValueError(f"a payload is JSON, and this isn't ({error}): {payload!r}") from error
     except TypeError as error:
@@ -326,7 +339,52 @@ def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
         ) from error
     if ("\\u" in text and _UNSTORABLE.search(text)) or not (text.isascii() or _HALF.search(text) is None):
         raise ValueError(f"a payload's text has no NUL and no half of a surrogate pair: {payload!r}")
+    if text.count("[") + text.count("{") > _MOST_LEVELS or len(text) > _LONGEST_KEY // 4 or _LARGE.search(text):
+        return _portable(text)
     return text
+
+
+def _portable(text: str) -> str:
+    """Return JSON that every engine keeps unchanged.
+
+    :raises ValueError: when one of them would refuse or change it.
+    """
+    level = 0
+
+    def portable(match: re.Match[str]) -> str:
+        nonlocal level
+        token = match[0]
+        if match[1]:
+            if match[2] and len(match[1].encode()) - 2 > _LONGEST_KEY:
+                raise ValueError(f"a key of a payload has at most {_LONGEST_KEY} bytes: {token[:50]}...")
+        elif token in "[{":
+            level += 1
+            if level > _MOST_LEVELS:
+                raise _too_deep()
+        elif token in "]}":
+            level -= 1
+        elif set(".eE").isdisjoint(token):
+            # compared as texts: Python refuses to convert thousands of digits
+            if len(token) > 20 or not -(2**63) <= int(token) < 2**63:
+                raise ValueError(
+                    f"an integer of a payload has at most 64 bits, a larger one is sent as a string: {token}"
+                )
+        else:
+            digits, number = re.sub(r"[eE].*|\D", "", token).strip("0"), float(token)
+            if not math.isfinite(number) or len(digits) > 17 or (digits and not number):
+                raise ValueError(f"a float of a payload has at most 64 bits, another one is sent as a string: {token}")
+            if "e" in token.lower() and "-" not in token[1:]:
+                # with a fraction, or PostgreSQL makes an integer of 1e23
+                return re.sub(r"^([^.]*)$", r"\1.0", format(Decimal(token), "f"))
+        return token
+
+    return _TOKEN.sub(portable, text)
+
+
+def _too_deep() -> ValueError:
+    return ValueError(
+        f"a payload has at most {_MOST_LEVELS} levels of lists and objects: send a deeper one as a string"
+    )
 
 
 def external_ids(ids: Any, number: int) -> list[UUID]:

@@ -6,13 +6,13 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID, uuid4
 
-from sqlalchemy import JSON, BigInteger, DateTime, Integer, String, Text, text
+from sqlalchemy import JSON, BigInteger, DateTime, Integer, Text, text
 from sqlalchemy.dialects.mysql import DATETIME
 from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
 from sqlalchemy_locks.sql.clock import Now
-from sqlalchemy_locks.sql.tables import ExternalId
+from sqlalchemy_locks.sql.tables import ExternalId, exact_name
 
 
 class _JSONB(JSONB):
@@ -27,8 +27,7 @@ class _JSONB(JSONB):
 # SQLAlchemy's own types, since Alembic's autogenerate writes them into the app's revisions
 _Instant = DateTime(timezone=True).with_variant(DATETIME(fsp=6), "mysql", "mariadb")
 _Payload = JSON().with_variant(_JSONB(), "postgresql", "yugabytedb")
-#: MySQL's and MariaDB's default collations ignore case: two names would be one
-_Name = String(255).with_variant(String(255, collation="utf8mb4_bin"), "mysql", "mariadb")
+_Name = exact_name(255)
 
 
 class JobColumns:

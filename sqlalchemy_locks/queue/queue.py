@@ -155,9 +155,8 @@ class Queue(EntityPattern[E]):
     ) -> Operation[Any]:
         """Put jobs in the caller's transaction: they exist once it commits.
 
-        :param payloads: the content of the jobs, one job each: any JSON value. The server's JSON type keeps numbers
-            its own way: MySQL turns an integer of more than 64 bits into a float, PostgreSQL ``1e23`` into an integer,
-            SQLite a payload that is a bare ``1.0`` into 1.
+        :param payloads: the content of the jobs, one job each: any JSON value that every engine keeps. SQLite turns
+            a payload that is a bare ``1.0`` into 1.
         :param queue: the queue's name, up to 255 characters.
         :param external_id: a UUID that can be shown to users, or one for each payload; random if not given. It is
             the idempotency key: if a job with it exists, whatever its state, none is put.
@@ -172,7 +171,8 @@ class Queue(EntityPattern[E]):
         :return: the jobs' ``external_id``, in the order of the payloads, those of existing jobs included.
         :raises ValueError: for a ``datetime`` without a time zone, a number of ids or keys other than that of the
             payloads, the same one twice, both ids and keys, or keys in a table without a column or a unique index for
-            them. When it is executed, for a payload with NaN, an infinity, NUL, or half of a surrogate pair.
+            them. When it is executed, for a payload with NaN, an infinity, NUL, half of a surrogate pair, a number of
+            more than 64 bits (send a string), a key of more than 65,535 bytes, or more than 31 levels.
         :raises TypeError: when it is executed, for a payload that is no JSON value.
         :raises Unsupported: with ``unique``, or several payloads, in autocommit on MySQL, MariaDB and SQLite, or any in
             a table of your own on PostgreSQL; and on MySQL and MariaDB for such a table with another unique constraint.

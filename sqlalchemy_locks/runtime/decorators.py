@@ -48,13 +48,7 @@ def in_block(
     @functools.wraps(function)
     def within(*args: P.args, **kwargs: P.kwargs) -> T:
         with block():
-            result = function(*args, **kwargs)
-        if is_unfinished(result, _UNFINISHED):  # of a plain wrapper
-            raise TypeError(
-                f"{what} decorates a function that returned {result!r}, whose code runs when the lock is released "
-                "already: use a with block inside it, or AsyncLocks on the async function itself"
-            )
-        return result
+            return _finished(function(*args, **kwargs), what)
 
     return within
 
@@ -68,9 +62,29 @@ def in_async_block(
     @functools.wraps(function)
     async def within(*args: P.args, **kwargs: P.kwargs) -> T:
         async with block():
-            return await function(*args, **kwargs)
+            return _finished(await function(*args, **kwargs), what)
 
     return within
+
+
+def _finished(result: T, what: str) -> T:
+    """Return a result, unless some of its code has yet to run, in a plain wrapper or in a response that streams."""
+    parts = result if isinstance(result, tuple) else (result,)  # as a Flask view returns a body and a status
+    if any(is_unfinished(part, _UNFINISHED) or _is_stream(part) for part in parts):
+        raise TypeError(
+            f"{what} decorates a function that returned {result!r}, whose code runs when the lock is released "
+            "already: use a with block inside it, or AsyncLocks on the async function itself"
+        )
+    return result
+
+
+def _is_stream(result: Any) -> bool:
+    """Return whether this is a response that streams: Starlette's and FastAPI's; Flask's; Django's."""
+    return (
+        "body_iterator" in getattr(result, "__dict__", ())
+        or getattr(result, "is_streamed", None) is True
+        or getattr(result, "streaming", None) is True
+    )
 
 
 def _check(function: Any, what: str) -> None:

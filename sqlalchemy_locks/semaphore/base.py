@@ -18,9 +18,9 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
-from sqlalchemy_locks.core.side_pool import side_connection, side_options
+from sqlalchemy_locks.core.side_pool import side_connection
 from sqlalchemy_locks.dialects.postgresql import milliseconds
-from sqlalchemy_locks.errors import LockTimeout, Unsupported
+from sqlalchemy_locks.errors import LockTimeout, MustRollback, Unsupported
 from sqlalchemy_locks.semaphore.statements import Statements, statements
 from sqlalchemy_locks.sql.elements import LockFunction, ReadCommitted
 from sqlalchemy_locks.values import Grant
@@ -149,9 +149,8 @@ def _read_committed_rows(
     """
     try:
         with side_connection(execution, row_wait=1) as connection:
-            options = side_options(execution)
-            return [connection.execute(each, values, execution_options=options).all() for each in selects]
-    except (DBAPIError, LockTimeout):
+            return [connection.execute(each, values).all() for each in selects]
+    except (DBAPIError, LockTimeout, MustRollback):
         return None
 
 

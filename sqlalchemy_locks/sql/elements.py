@@ -126,7 +126,10 @@ class HeldKeys(Executable, ClauseElement):
     """
 
     inherit_cache = False
-    _traverse_internals = [("keys", InternalTraversal.dp_clauseelement)]
+    _traverse_internals = [
+        ("keys", InternalTraversal.dp_clauseelement),
+        ("database", InternalTraversal.dp_clauseelement),
+    ]
 
     def __init__(self, table: Table, some: bool) -> None:
         self.table = table
@@ -134,6 +137,12 @@ class HeldKeys(Executable, ClauseElement):
         self.keys: BindParameter[int] | None = None
         if some:
             self.keys = bindparam("keys", expanding=True, required=False, type_=BigInteger())
+        #: where the table is, if not in the session's database (MySQL, MariaDB)
+        self.database: BindParameter[str] = bindparam("database", None, type_=String())
+
+    def schema(self, compiler: Any, **kw: Any) -> str:
+        """Return the SQL of the table's database."""
+        return f"COALESCE({compiler.process(self.database, **kw)}, DATABASE())"
 
     def among(self, key: str, compiler: Any, **kw: Any) -> str:
         """Return the condition on the keys; ``key`` is the SQL of the key."""

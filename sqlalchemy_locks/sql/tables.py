@@ -39,6 +39,7 @@ class Tables:
             metadata,
             sa.Column("step", _name(32), primary_key=True),
             sa.Column("installed_by", _name(32), nullable=False),
+            sa.Column("owner", _name(255), primary_key=True),
             **_INNODB,
         )
         self.locked_keys = sa.Table(
@@ -52,7 +53,7 @@ class Tables:
             f"{prefix}task_state",
             metadata,
             *_identity(),
-            sa.Column("acquired", sa.Boolean(), nullable=False, server_default=sa.false()),
+            sa.Column("acquired", sa.Boolean(), nullable=False, server_default=_false(metadata)),
             sa.Column("owner", _name(255)),
             *_token(),
             sa.Column("acquired_at", Instant()),
@@ -90,7 +91,7 @@ class Tables:
         self.job = sa.Table(
             f"{prefix}job",
             metadata,
-            _serial("internal_id"),
+            _serial(metadata, "internal_id"),
             sa.Column("external_id", ExternalId(), nullable=False),
             sa.Column("queue_id", _name(255), nullable=False, server_default="default"),
             sa.Column("payload", Payload(), nullable=False),
@@ -128,7 +129,7 @@ class Tables:
         self.semaphore = sa.Table(
             f"{prefix}semaphore",
             metadata,
-            _serial(),
+            _serial(metadata),
             sa.Column("name", _name(255), nullable=False),
             # NULL: deleted, and the row kept for its fence
             sa.Column("capacity", sa.Integer()),
@@ -137,7 +138,7 @@ class Tables:
             # not known
             sa.Column("used_at_most", sa.BigInteger()),
             # created by a lease at its first use, and deleted when it is no longer used
-            sa.Column("on_demand", sa.Boolean(), nullable=False, server_default=sa.false()),
+            sa.Column("on_demand", sa.Boolean(), nullable=False, server_default=_false(metadata)),
             *_stamps("created_at", "updated_at"),
             sa.UniqueConstraint("name", name=f"{prefix}semaphore_by_name"),
             **_INNODB,
@@ -146,7 +147,7 @@ class Tables:
         self.permit_request = sa.Table(
             f"{prefix}permit_request",
             metadata,
-            _serial(),
+            _serial(metadata),
             sa.Column("external_id", _name(255), nullable=False),
             sa.Column("owner", _name(255)),
             sa.Column("state", _name(16), nullable=False),
@@ -161,7 +162,7 @@ class Tables:
         self.permit = sa.Table(
             f"{prefix}permit",
             metadata,
-            _serial(),
+            _serial(metadata),
             sa.Column("semaphore_id", sa.BigInteger(), nullable=False),
             sa.Column("permit_request_id", sa.BigInteger(), nullable=False),
             sa.Column("count", sa.Integer(), nullable=False),
@@ -175,7 +176,7 @@ class Tables:
         self.semaphore_history = sa.Table(
             f"{prefix}semaphore_history",
             metadata,
-            _serial(),
+            _serial(metadata),
             sa.Column("semaphore_id", sa.BigInteger(), nullable=False),
             sa.Column("old_capacity", sa.Integer()),
             sa.Column("new_capacity", sa.Integer()),
@@ -242,8 +243,14 @@ class Payload(sa.JSON):
     """JSON; JSONB on PostgreSQL, whose types aren't imported on the other engines."""
 
 
-def _serial(name: str = "id") -> sa.Column[Any]:
-    return sa.Column(name, _BIG_KEY, sa.Identity(), primary_key=True)
+def _serial(metadata: sa.MetaData, name: str = "id") -> sa.Column[Any]:
+    # only engines with schemas report an identity, which Alembic's autogenerate compares
+    identity = (sa.Identity(),) if metadata.schema else ()
+    return sa.Column(name, _BIG_KEY, *identity, primary_key=True)
+
+
+def _false(metadata: sa.MetaData) -> Any:
+    return sa.false() if metadata.schema else sa.text("0")  # as it is reported
 
 
 def _stamps(*names: str) -> tuple[sa.Column[Any], ...]:
@@ -259,6 +266,11 @@ def _held(prefix: str) -> sa.Index:
 
 def _name(length: int) -> Any:
     return sa.String(length).with_variant(sa.Text(), "postgresql", "yugabytedb")
+
+
+def exact_name(length: int) -> Any:
+    """Return the type of a name in a table of the app's: default collations of MySQL and MariaDB ignore case."""
+    return sa.String(length).with_variant(sa.String(length, collation="utf8mb4_bin"), "mysql", "mariadb")
 
 
 def _identity() -> tuple[sa.Column[Any], ...]:

@@ -13,9 +13,20 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
+from sqlalchemy.orm import sessionmaker
 
 from sqlalchemy_locks.core.operation import Execution, Operation, backend_of, behind_pooler
-from sqlalchemy_locks.core.transaction import ShortTransaction, Sleep, connect, has_room, retried, return_to_pool
+from sqlalchemy_locks.core.transaction import (
+    AfterBegin,
+    NotCommitted,
+    ShortTransaction,
+    Sleep,
+    checked_out,
+    connect,
+    has_room,
+    retried,
+    return_to_pool,
+)
 from sqlalchemy_locks.dialects.base import DriverTimeout, abort
 from sqlalchemy_locks.errors import (
     LockError,
@@ -23,6 +34,7 @@ from sqlalchemy_locks.errors import (
     LockTimeout,
     MustRollback,
     NotWritable,
+    OutcomeUnknown,
     PoolTimeout,
 )
 from sqlalchemy_locks.workers.config import WorkerConfig
@@ -40,7 +52,9 @@ class WorkerDatabase:
 
     def __init__(self, config: WorkerConfig, sleep: Sleep, checkout: Callable[[], Connection] | None = None) -> None:
         self.config, self.sleep = config, sleep
-        self._connect = checkout or partial(connect, config.engine)
+        self._connect = partial(checked_out, checkout or partial(connect, config.engine))
+        #: sessions of the app, which the worker doesn't use, have them by their class
+        self._after_begin = AfterBegin(sessionmaker(config.engine))
         #: that of the last operation, which may be under way
         self._connection: Connection | None = None
         #: keep the connection of a statement in autocommit for the next one: the checkout takes half as long as that
@@ -70,7 +84,7 @@ class WorkerDatabase:
         value: Any = None
         try:
             execution = Execution(connection, operation, {})
-            one_statement = operation._impl.is_one_statement(execution)
+            one_statement = operation._impl.is_one_statement(execution) and not self._after_begin.is_heard()
             in_autocommit = one_statement and execution.backend.allows_autocommit(
                 connection, execution.server, execution.level
             )
@@ -88,11 +102,17 @@ class WorkerDatabase:
         short = ShortTransaction(connection)
         try:
             short.begin()
+            self._after_begin.call(connection)
             value = Execution(connection, operation, {}).perform(unpack=True)
         except BaseException as error:
             short.abandon(error)
             raise
-        short.commit()
+        try:
+            short.commit()
+        except LockLost as error:
+            if isinstance(error, OutcomeUnknown):
+                raise
+            raise NotCommitted(str(error)) from error
         return value
 
     def return_connection(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import alembic
 import pytest
 import sqlalchemy as sa
 import sqlalchemy_locks.alembic_templates
@@ -14,10 +15,10 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy.engine import URL
-from sqlalchemy.orm import DeclarativeBase
+from sqlalchemy.orm import DeclarativeBase, Session
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.alembic import include_name
+from sqlalchemy_locks.alembic import check, include_name
 from sqlalchemy_locks.alembic.steps import STEPS
 from tests.alembic.project import Fresh, Project, connected, run, tables
 
@@ -115,6 +116,21 @@ def test_a_new_revision_goes_to_the_apps_branch_and_folder(fresh: Fresh, tmp_pat
     assert set(heads) == {second.revision, HEAD}
 
 
+@pytest.mark.parametrize("joined", ["merged", "on top"])
+def test_a_new_revision_continues_one_that_descends_from_the_shipped_ones(
+    fresh: Fresh, tmp_path: Path, joined: str
+) -> None:
+    project = Project(tmp_path, fresh("sqlite", "pysqlite"), "revisions")
+    project.config.set_main_option("revision_environment", "true")
+    if joined == "merged":
+        revise(project.config)
+        head: Any = command.merge(project.config, "heads")
+    else:
+        head = revise(project.config, head=HEAD, version_path=str(tmp_path / "versions"))
+    assert revise(project.config).down_revision == head.revision
+    project.upgrade()
+
+
 def test_two_branches_of_the_app_are_ambiguous(fresh: Fresh, tmp_path: Path) -> None:
     project = Project(tmp_path, fresh("sqlite", "pysqlite"), "revisions")
     project.config.set_main_option("revision_environment", "true")
@@ -130,6 +146,66 @@ class Base(DeclarativeBase):
 
 class Mail(sl.JobColumns, Base):
     __tablename__ = "mail"
+
+
+OWN = """
+import sqlalchemy_locks as sl
+from sqlalchemy.orm import DeclarativeBase
+class Base(DeclarativeBase): pass
+class Mail(sl.JobColumns, Base):
+    __tablename__ = "mail"
+class MailWorker(sl.WorkerColumns, Base):
+    __tablename__ = "mail_worker"
+sl.Queue(Mail, workers=MailWorker).indexes({dialect!r})
+target_metadata = [Base.metadata, sl.metadata(schema={schema!r})]
+"""
+
+
+def test_the_librarys_own_metadata_among_the_targets(url: URL, tmp_path: Path) -> None:
+    """Compared with their defaults: after the first revision there is no difference."""
+    # before 1.20 it compares MariaDB's `utc_timestamp(6)` with the parentheses that MySQL needs
+    defaults = not url.drivername.startswith("mariadb") or tuple(map(int, alembic.__version__.split(".")[:2])) >= (
+        1,
+        20,
+    )
+    project = Project(tmp_path, url, "directives")
+    schema = "lock" if url.get_backend_name() in ("postgresql", "yugabytedb") else None
+    env = tmp_path / "env.py"
+    options = (
+        f"'include_schemas': {bool(schema)}, 'compare_server_default': {defaults}, 'version_table': 'alembic_version', "
+    )
+    env.write_text(
+        env.read_text()
+        .replace("target_metadata = None", OWN.format(dialect=url.get_backend_name(), schema=schema))
+        .replace('"target_metadata":', options + '"target_metadata":')
+    )
+    project.upgrade()
+    made = Path(revise(project.config, autogenerate=True).path).read_text()
+    assert "create_table('mail'" in made
+    assert made.count("create_table(") == 2
+    assert "drop_table" not in made.partition("def downgrade")[0]
+    project.upgrade()
+    command.check(project.config)
+
+
+def test_names_that_the_server_folds(fresh: Fresh, tmp_path: Path) -> None:
+    url = fresh("mariadb_lower", "mariadb+pymysql")
+    project = Project(tmp_path, url, "revisions", prefix="Shop_")
+    env = tmp_path / "env.py"
+    env.write_text(
+        env.read_text().replace("target_metadata = None", "import sqlalchemy\ntarget_metadata = sqlalchemy.MetaData()")
+    )
+    project.upgrade()
+    assert "drop_table" not in Path(revise(project.config, autogenerate=True).path).read_text()
+    engine = sa.create_engine(url, poolclass=sa.NullPool, execution_options={"locks_prefix": "Shop_"})
+    with engine.connect() as connection:
+        assert "shop_installed" in sa.inspect(connection).get_table_names()
+        assert check(connection, prefix="Shop_") == []
+    locks = sl.Locks(engine)
+    with locks.exclusive("a"), Session(engine) as session:
+        assert session.scalar(sl.lock.try_exclusive("a")) is False
+    assert locks.mutex.acquire("a")
+    project.downgrade()
 
 
 JOBS = """

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import Boolean, Column, MetaData, NullPool, String, Table, create_engine, inspect
+from sqlalchemy import Boolean, Column, MetaData, NullPool, String, Table, create_engine, inspect, select
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
@@ -40,6 +40,9 @@ def test_a_table_of_the_app_gets_columns(servers: Servers, engine_name: str) -> 
         assert session.scalar(mutex.set_retries("a", 0, queue="default")) is True
         session.commit()
     with engine.begin() as connection:
+        # two names are two, whatever the collation of the table ignores
+        names = connection.execute(select(c.id).where(c.queue_id.in_(["DEFAULT", "défault"])))
+        assert names.all() == []
         operations = Operations(MigrationContext.configure(connection))
         operations.drop_lock_columns("order", **EVERYTHING)  # type: ignore[attr-defined]
     assert [column["name"] for column in inspect(engine).get_columns("order")] == ["id", "locked"]

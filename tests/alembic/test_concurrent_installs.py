@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from typing import Any
 
@@ -18,28 +19,42 @@ from tests.conftest import PLAIN, Servers
 from tests.fixtures import second_step
 from tests.fixtures.parties import PATIENCE, all_of
 
-_PROCESSES = 6
+_PROCESSES = 8
 
 
-def install(engine: Engine, barrier: threading.Barrier) -> None:
+def install(engine: Engine, barrier: threading.Barrier, block: bool) -> None:
     try:
         for before, step in (("base", "0001"), ("0001", "0002")):
             barrier.wait(PATIENCE)
-            with engine.begin() as connection:
-                operations: Any = Operations(MigrationContext.configure(connection))
-                operations.upgrade_locks(from_=before, to=step)
+            with engine.connect() as connection:
+                context = MigrationContext.configure(connection)
+                operations: Any = Operations(context)
+                begun = context.begin_transaction() if block else connection.begin()
+                with begun, context.autocommit_block() if block else contextlib.nullcontext():
+                    operations.upgrade_locks(from_=before, to=step)
     except BaseException:
         barrier.abort()
         raise
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "postgresql18"])
-def test_concurrent_installs_do_not_fail(servers: Servers, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "by"),
+    [
+        ("postgresql15", "transaction"),
+        ("postgresql15", "autocommit"),
+        ("postgresql18", "autocommit_block"),
+        ("mysql", "transaction"),
+        ("mysql", "autocommit"),
+        ("mariadb", "autocommit_block"),
+    ],
+)
+def test_concurrent_installs_do_not_fail(servers: Servers, name: str, by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     second_step.add(monkeypatch)
-    engine = create_engine(servers.fresh(name, PLAIN[name]), pool_size=_PROCESSES)
+    options: Any = {"isolation_level": "AUTOCOMMIT"} if by == "autocommit" else {}
+    engine = create_engine(servers.fresh(name, PLAIN[name]), pool_size=_PROCESSES, **options)
     try:
         barrier = threading.Barrier(_PROCESSES)
-        all_of(*[lambda: install(engine, barrier)] * _PROCESSES)
+        all_of(*[lambda: install(engine, barrier, by == "autocommit_block")] * _PROCESSES)
         with engine.connect() as connection:
             assert recorded(connection, Options()) == dict.fromkeys(("0001", "0002"), "directives")
             assert check(connection) == []

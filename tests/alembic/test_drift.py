@@ -34,7 +34,7 @@ def test_an_incomplete_step_is_reported(project: Project, url: URL) -> None:
 
 def test_a_newer_step_is_reported(project: Project, url: URL) -> None:
     project.upgrade()
-    run(url, f"INSERT INTO {table(url, 'installed')} VALUES ('9999', 'revisions')")
+    run(url, f"INSERT INTO {table(url, 'installed')} VALUES ('9999', 'revisions', '')")
     (sentence,) = drifts(url)
     assert sentence.startswith("step 9999 was installed by a newer release")
 

@@ -29,7 +29,7 @@ CALLS = (
 )
 
 FORBIDDEN = (
-    "INSERT INTO lock.installed VALUES ('9999', 'x')",
+    "INSERT INTO lock.installed VALUES ('9999', 'x', '')",
     "DELETE FROM lock.installed",
     "CREATE TABLE lock.mine (id int)",
     "DROP FUNCTION lock.vacuum()",

@@ -245,7 +245,7 @@ def test_install_after_revisions_is_refused(servers: Servers, monkeypatch: pytes
     assert "was installed here by the shipped revisions" in done.stderr
     assert "Traceback" not in done.stderr
     with engine.begin() as connection:
-        connection.exec_driver_sql("INSERT INTO lock_installed VALUES ('9999', 'revisions')")
+        connection.exec_driver_sql("INSERT INTO lock_installed VALUES ('9999', 'revisions', '')")
     assert cli.json("install", code=1)["newer"] == ["9999"]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
-from sqlalchemy.orm import sessionmaker
+from sqlalchemy.orm import Session, sessionmaker
 
 import sqlalchemy_locks as sl
 from tests.fixtures.parties import PATIENCE, unused
@@ -70,15 +70,18 @@ class Blocking:
 
 
 @contextmanager
-def opened(face: str, url: str, *, maker: bool = False, **options: Any) -> Iterator[tuple[Any, Any]]:
+def opened(
+    face: str, url: str, *, maker: bool = False, session_class: type[Session] = Session, **options: Any
+) -> Iterator[tuple[Any, Any]]:
     """A façade of that name and its (synchronous) engine, disposed of afterwards.
 
     :param maker: give it a sessionmaker instead of the engine.
+    :param session_class: that of the sessionmaker, synchronous.
     """
     if face == SYNC:
         engine = create_engine(url, **options)
         try:
-            yield sl.Locks(sessionmaker(engine) if maker else engine), engine
+            yield sl.Locks(sessionmaker(engine, class_=session_class) if maker else engine), engine
         finally:
             engine.dispose()
         return
@@ -86,7 +89,9 @@ def opened(face: str, url: str, *, maker: bool = False, **options: Any) -> Itera
     try:
         asynchronous: AsyncEngine = create_async_engine(url, **options)
         try:
-            bind: Any = async_sessionmaker(asynchronous) if maker else asynchronous
+            bind: Any = asynchronous
+            if maker:
+                bind = async_sessionmaker(asynchronous, sync_session_class=session_class)
             yield Blocking(sl.AsyncLocks(bind), loop), asynchronous.sync_engine
         finally:
             loop.result(asynchronous.dispose())

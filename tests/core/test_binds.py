@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Delete, Engine, Update, insert, select
+from sqlalchemy import Delete, Engine, Update, event, insert, select
 from sqlalchemy.exc import UnboundExecutionError
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.ext.horizontal_shard import ShardedSession, set_shard_id
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sessionmaker
 
 import sqlalchemy_locks as sl
@@ -112,6 +116,65 @@ def test_a_splitting_session_sends_locks_to_the_writer(two: tuple[Engine, Engine
         read.clear()
         session.execute(make())
         assert (read, bool(written)) == ([], True)
+
+
+SHARDED = [*EVERY, lambda: sl.Queue().put({}), lambda: sl.Queue().capture(2), lambda: sl.Mutex().create("a")]
+
+
+def sharded(shards: Any) -> dict[str, Any]:
+    """The arguments of a ShardedSession that sends what has no shard to all of them."""
+    return {
+        "shards": shards,
+        "shard_chooser": lambda mapper, instance, clause=None: "other",
+        "identity_chooser": lambda *_, **named: list(shards),
+        "execute_chooser": lambda context: list(shards),
+    }
+
+
+@pytest.mark.parametrize("make", SHARDED, ids=lambda make: make().name)
+def test_one_execution_reaches_one_shard(two: tuple[Engine, Engine], make: Any) -> None:
+    one, other = two
+    with ShardedSession(**sharded({"one": one, "other": other})) as session:
+        with seen(other) as at_other, pytest.raises(sl.Unsupported, match=r"bind_arguments=.*set_shard_id"):
+            session.execute(make())
+        assert at_other == []
+        session.rollback()
+        for operation, named in (
+            (make(), {"bind_arguments": {"shard_id": "other"}}),
+            (make().options(set_shard_id("other")), {}),
+            (make().execution_options(_sa_shard_id="other"), {}),
+        ):
+            with seen(one) as at_one, seen(other) as at_other:
+                session.execute(operation, **named)
+            assert (at_one, bool(at_other)) == ([], True)
+        session.rollback()
+
+
+def test_one_execution_reaches_one_shard_of_an_async_session(two: tuple[Engine, Engine]) -> None:
+    async def main() -> None:
+        one, other = (create_async_engine(each.url.set(drivername="sqlite+aiosqlite")) for each in two)
+        arguments = sharded({"one": one.sync_engine, "other": other.sync_engine})
+        async with AsyncSession(sync_session_class=ShardedSession, **arguments) as session:
+            with pytest.raises(sl.Unsupported, match="set_shard_id"):
+                await session.scalar(sl.lock.try_exclusive("a"))
+            await session.rollback()
+            assert await session.scalar(sl.lock.try_exclusive("a"), bind_arguments={"shard_id": "one"})
+        for engine in (one, other):
+            await engine.dispose()
+
+    asyncio.run(main())
+
+
+def test_a_listener_may_execute_it_again_after_an_error(two: tuple[Engine, Engine]) -> None:
+    with Session(two[0]) as session:
+
+        @event.listens_for(session, "do_orm_execute")
+        def again(state: Any) -> Any:
+            with contextlib.suppress(sl.UnknownRow):
+                state.invoke_statement(statement=sl.lock.row(Book, 2))
+            return state.invoke_statement()
+
+        assert session.scalar(sl.lock.row(Book, 1)) is not None
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])

@@ -113,7 +113,7 @@ def test_what_a_listener_has_begun_is_committed(engine_to: MakeEngine, driver: s
         assert connection.connection.dbapi_connection.autocommit is (level == "AUTOCOMMIT")  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("place", ["engine", "connection class", "session class"])
+@pytest.mark.parametrize("place", ["engine", "connection class", "session class", "dialect"])
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_what_the_app_does_at_begin_is_done(engine_to: MakeEngine, driver: str, place: str) -> None:
     """A statement in autocommit would be executed without the settings of the app's transactions."""
@@ -125,6 +125,8 @@ def test_what_the_app_does_at_begin_is_done(engine_to: MakeEngine, driver: str, 
 
     if place == "session class":
         event.listen(maker, "after_begin", lambda session, transaction, connection: limit(connection))
+    elif place == "dialect":
+        engine.dialect.do_begin = lambda raw: raw.cursor().execute("SET LOCAL statement_timeout = '77s'")  # type: ignore[method-assign]
     else:
         event.listen(engine if place == "engine" else Connection, "begin", limit)
     seen: list[str] = []
@@ -146,11 +148,21 @@ def test_what_the_app_does_at_begin_is_done(engine_to: MakeEngine, driver: str, 
     assert set(seen) == {"77s"}
 
 
+@pytest.mark.parametrize("how", ["option", "connect"])
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 @pytest.mark.parametrize("level", ["serializable", "repeatable read"])
-def test_autocommit_is_at_read_committed(engine_to: MakeEngine, level: str) -> None:
+def test_autocommit_is_at_read_committed(engine_to: MakeEngine, level: str, driver: str, how: str) -> None:
     option = level.replace(" ", "\\ ")
-    engine = engine_to("postgresql15", connect_args={"options": f"-c default_transaction_isolation={option}"})
+    options = {"connect_args": {"options": f"-c default_transaction_isolation={option}"}} if how == "option" else {}
+    engine = engine_to("postgresql15", driver, **options)
     levels: list[str] = []
+
+    if how == "connect":
+
+        @event.listens_for(engine, "connect")
+        def connect(raw: Any, _: Any) -> None:
+            raw.cursor().execute(f"SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {level}")
+            raw.commit()
 
     @event.listens_for(engine, "before_cursor_execute")
     def look(connection: Connection, cursor: Any, sql: str, *_: Any) -> None:

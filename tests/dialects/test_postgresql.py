@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, event, select, text
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, event, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
@@ -72,7 +72,7 @@ def copied(engine: Engine, level: str) -> Engine:
 
 def begun_by_a_listener(engine: Engine, level: str) -> Engine:
     copy = engine.execution_options(isolation_level=level)
-    event.listen(copy, "engine_connect", lambda connection: connection.scalar(select(1)))
+    event.listen(copy, "engine_connect", lambda connection: connection.exec_driver_sql("SHOW TimeZone"))
     return copy
 
 

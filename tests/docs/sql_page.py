@@ -164,7 +164,8 @@ def statements(engine: Engine, make: Any) -> str:
             finally:
                 event.remove(engine, "before_cursor_execute", saw)
                 connection.rollback()
-    return ";\n\n".join(legible(statement) for statement in seen) + ";"
+    # a second connection works in the database of the first, which it names
+    return ";\n\n".join(legible(statement).replace(f"{engine.url.database}.", "") for statement in seen) + ";"
 
 
 def legible(statement: str) -> str:

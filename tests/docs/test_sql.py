@@ -114,7 +114,8 @@ def executed(engine: Engine, operation: sl.Operation[Any]) -> list[str]:
     with engine.connect() as connection:
         connection.execute(operation)
         connection.rollback()
-    return [plain(statement) for statement in seen]
+    # a second connection works in the database of the first, which it names
+    return [plain(statement.replace(f"{engine.url.database}.", "")) for statement in seen]
 
 
 def statements(block: Block) -> list[str]:

@@ -8,7 +8,10 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
+import flask
 import pytest
+from sse_starlette import EventSourceResponse
+from starlette.responses import Response, StreamingResponse
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
@@ -89,6 +92,43 @@ def test_what_a_plain_wrapper_returns_unfinished_is_refused(engine_to: MakeEngin
     for block in (locks.exclusive("a"), locks.lease("a")):
         with pytest.raises(TypeError, match="runs when the lock is released"):
             block(lambda: function())()
+
+
+def body() -> Iterator[bytes]:
+    raise AssertionError
+    yield b""
+
+
+@pytest.mark.parametrize(
+    "streaming",
+    [
+        lambda: StreamingResponse(body()),
+        lambda: EventSourceResponse(body()),
+        lambda: flask.Response(body()),
+        lambda: (body(), 200),
+        async_generator,
+    ],
+)
+def test_responses_that_stream_are_refused(servers: Any, engine_to: MakeEngine, streaming: Any) -> None:
+    with pytest.raises(TypeError, match="runs when the lock is released"):
+        sl.Locks(engine_to("sqlite")).lease("a")(lambda: streaming())()
+
+    async def main() -> None:
+        async with async_connected(installed(servers, "sqlite", "aiosqlite")) as engine:
+
+            @sl.AsyncLocks(engine).exclusive("a")
+            async def endpoint() -> Any:
+                return streaming()
+
+            with pytest.raises(TypeError, match="runs when the lock is released"):
+                await endpoint()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("complete", [lambda: flask.Response("ok"), lambda: Response("ok"), lambda: ("ok", 200)])
+def test_responses_that_are_complete_are_returned(engine_to: MakeEngine, complete: Any) -> None:
+    assert sl.Locks(engine_to("sqlite")).exclusive("a")(lambda: complete())()
 
 
 @pytest.mark.parametrize("which", ["postgresql15/asyncpg", "sqlite/aiosqlite"])

@@ -9,10 +9,11 @@ from datetime import datetime, timedelta, timezone
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine, text
+from sqlalchemy import Connection, Engine, make_url, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
+from tests.conftest import PLAIN, install
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import (
     ASYNC,
@@ -70,6 +71,31 @@ def test_holders_and_waiters(engine_to: MakeEngine, watch: Callable[[str], Watch
             assert since.tzinfo is timezone.utc
             assert started - timedelta(seconds=2) < since < datetime.now(timezone.utc) + timedelta(seconds=1)
         assert str(one.session) in str(one)
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_holders_in_the_database_of_a_schema_translate_map(
+    servers: Any, engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
+) -> None:
+    """Each tenant has its own keys, and sees the holders of these."""
+    url, key = servers.fresh(name, PLAIN[name]), unused()
+    install(url)
+    acme = engine_to(name, execution_options={"schema_translate_map": {None: make_url(url).database}})
+    other = sl.Locks(engine_to(name))
+    with closing(acme.connect()) as holder, closing(acme.connect()) as waiter:
+        waiting = contended(acme, watch(name), holder, waiter, key, False)
+        try:
+            session = watch(name).backend(holder)
+            assert [one.session for one in holders_of(acme, key)] == [session]
+            assert session in [one.session for one in holders_of(acme)]
+            with pytest.raises(sl.LockTimeout) as raised, sl.Locks(acme).exclusive(key, timeout=1):
+                pass
+            assert [one.session for one in raised.value.holders] == [session]
+            with other.exclusive(key, timeout=0):  # another database's key
+                assert session not in [one.session for one in holders_of(other._engine, key)]
+        finally:
+            holder.rollback()
+        waiting.result(PATIENCE)
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql18", "mysql"])

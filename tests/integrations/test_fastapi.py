@@ -12,7 +12,9 @@ from fastapi import BackgroundTasks, Depends, HTTPException
 from fastapi.responses import JSONResponse, StreamingResponse
 from sqlalchemy import create_engine, text
 from sqlalchemy.pool import NullPool
+from sse_starlette import EventSourceResponse
 from starlette.requests import Request
+from starlette.responses import Response
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations.fastapi import (
@@ -325,14 +327,14 @@ def test_permit_is_held_until_response_is_sent(servers: Any, which: str) -> None
             async def look(*names: str) -> None:
                 seen.extend([await used(elsewhere, name) for name in names])
 
-            @app.get("/stream", dependencies=[semaphore(room, ttl=3600, timeout=PATIENCE)])
-            async def stream() -> StreamingResponse:
+            @app.get("/stream", dependencies=[semaphore(room, ttl=3600, timeout=PATIENCE)], response_model=None)
+            async def stream(events: bool = False) -> Response:
                 async def parts() -> AsyncIterator[str]:
                     await look(room)
                     yield "part"
                     await look(room)
 
-                return StreamingResponse(parts())
+                return EventSourceResponse(parts()) if events else StreamingResponse(parts())
 
             @app.get(
                 "/background",
@@ -354,11 +356,12 @@ def test_permit_is_held_until_response_is_sent(servers: Any, which: str) -> None
 
             async with client_of(app) as client:
                 assert (await client.get("/stream")).text == "part"
-                assert seen == [1, 1]
+                assert "part" in (await client.get("/stream", params={"events": True})).text
+                assert seen == [1, 1, 1, 1]
                 await client.get("/background")
-                assert seen[2:] == [1, 0]
+                assert seen[4:] == [1, 0]
                 await client.get("/commits")
-                assert seen[4:] == ["had"]
+                assert seen[6:] == ["had"]
                 assert await used(elsewhere, room) == 0
 
     run(main)

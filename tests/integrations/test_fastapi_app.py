@@ -4,6 +4,7 @@
 
 import asyncio
 import enum
+import functools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import date, datetime
@@ -13,9 +14,9 @@ from urllib.parse import quote
 from uuid import UUID
 
 import pytest
-from fastapi import FastAPI, Header
+from fastapi import APIRouter, FastAPI, Header
 from sqlalchemy import text
-from starlette import responses
+from sse_starlette import EventSourceResponse
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -138,47 +139,102 @@ def test_parameter_that_could_give_two_names_is_refused(servers: Any, endpoint: 
     run(main)
 
 
-class EventStream(Response):
-    """As packages for server-sent events define it: sends by itself, and is no StreamingResponse."""
+async def parts() -> AsyncIterator[str]:
+    raise AssertionError
+    yield ""
+
+
+class WritesItself(Response):
+    """Sends by itself, and is no ``StreamingResponse``."""
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         raise AssertionError
 
 
-async def annotated() -> StreamingResponse:
+async def annotated() -> EventSourceResponse:
     raise AssertionError
 
 
-async def named():  # type: ignore[no-untyped-def]
-    return EventStream()
-
-
-def named_by_its_module():  # type: ignore[no-untyped-def]
-    return responses.StreamingResponse(iter(()))
-
-
 async def yields():  # type: ignore[no-untyped-def]
+    raise AssertionError
     yield b""
+
+
+def yields_below_a_decorator() -> Any:
+    return functools.wraps(yields)(lambda: yields())
+
+
+def feed() -> Any:
+    return EventSourceResponse(parts())
+
+
+async def returns() -> Any:
+    return feed()
+
+
+def returns_in_a_thread() -> Any:
+    return StreamingResponse(parts())
+
+
+async def returns_another() -> Any:
+    return WritesItself()
 
 
 async def plain() -> PlainTextResponse:
     return PlainTextResponse("ok")
 
 
-@pytest.mark.parametrize("stream", [annotated, named, named_by_its_module, yields])
+@pytest.mark.parametrize(
+    "stream", [annotated, yields, yields_below_a_decorator(), returns, returns_in_a_thread, returns_another]
+)
 def test_stream_requires_request_scope(servers: Any, stream: Any) -> None:
+    """Before the endpoint is called, where it declares that it streams; otherwise before anything is sent."""
+
+    async def main() -> None:
+        async with served(servers, SQLITE) as (app, locks):
+            app.get("/exclusive", dependencies=[exclusive("a")], response_model=None)(stream)
+            app.get("/semaphore", dependencies=[semaphore("a", scope="function")], response_model=None)(stream)
+            router = APIRouter(dependencies=[lease("b")])
+            router.get("/lease", response_model=None)(stream)
+            app.include_router(router, prefix="/router")
+            async with client_of(app) as client:
+                await locks.run(sl.semaphore.create("a", 1))
+                for path in ("exclusive", "semaphore", "router/lease"):
+                    with pytest.raises(ValueError, match='/.* streams its response.*scope="request"'):
+                        await client.get(f"/{path}")
+
+    run(main)
+
+
+def test_response_class_that_streams_requires_request_scope(servers: Any) -> None:
     async def main() -> None:
         async with served(servers, SQLITE) as (app, _):
-            app.get("/exclusive", dependencies=[exclusive("a")])(stream)
-            app.get("/semaphore", dependencies=[semaphore("a", scope="function")])(stream)
-            app.get("/lease", dependencies=[lease("a")])(stream)
-            app.get("/class", dependencies=[lease("a")], response_class=EventStream)(plain)
-            app.get("/plain", dependencies=[exclusive("a", timeout=PATIENCE)])(plain)
+            app.router.default_response_class = EventSourceResponse
+            app.get("/class", dependencies=[lease("a")], response_class=WritesItself)(plain)
+            app.get("/value", dependencies=[lease("a")], response_model=None)(parts)
+            router = APIRouter(default_response_class=WritesItself)
+            router.get("/router", dependencies=[lease("a")])(lambda: 1)
+            app.include_router(router)
+            app.get("/plain", dependencies=[exclusive("a", timeout=PATIENCE)], response_class=Response)(plain)
             async with client_of(app) as client:
-                for path in ("exclusive", "semaphore", "lease", "class"):
-                    with pytest.raises(ValueError, match=f'/{path} streams its response.*scope="request"'):
+                for path in ("class", "value", "router"):
+                    with pytest.raises(ValueError, match='streams its response.*scope="request"'):
                         await client.get(f"/{path}")
                 assert (await client.get("/plain")).text == "ok"
+
+    run(main)
+
+
+def test_a_generator_that_an_endpoint_returns_is_read_while_the_lock_is_held(servers: Any) -> None:
+    async def main() -> None:
+        async with served(servers, SQLITE) as (app, _):
+
+            @app.get("/values")
+            async def values(grant: Annotated[AsyncLease, lease("a", timeout=PATIENCE)]) -> Any:
+                return (grant.lost.is_set() for _ in range(2))
+
+            async with client_of(app) as client:
+                assert (await client.get("/values")).json() == [False, False]
 
     run(main)
 

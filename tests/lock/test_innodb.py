@@ -8,10 +8,8 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, event, text
-from sqlalchemy.exc import DBAPIError
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects import backend_for
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, Watch, all_of, later, unused
 
@@ -154,8 +152,13 @@ def test_deadlock_is_detected(engine: Engine, watched: Watch, known: bool) -> No
         watched.until_waiting(waiting)
         closing = later(other.execute, sl.lock.exclusive(a))
         (error,) = [error for call in (waiting, closing) if (error := call.exception(PATIENCE))]
-        assert isinstance(error, DBAPIError)
-        assert backend_for(engine.dialect).transient(error)
+        assert isinstance(error, sl.MustRollback)
+        victim, number = (one, a) if waiting.exception() is error else (other, b)
+        third.rollback()
+        with pytest.raises(sl.MustRollback, match="for an earlier error"):
+            victim.execute(sl.lock.exclusive(number))
+        victim.rollback()
+        assert victim.scalar(sl.lock.try_exclusive(unused()))
 
 
 @places

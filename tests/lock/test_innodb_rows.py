@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, StaticPool, event, text
+from sqlalchemy import Connection, Engine, StaticPool, event, make_url, text
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers, install
@@ -224,6 +224,78 @@ def test_side_connection_has_what_the_app_has_set(servers: Servers, name: str, l
         assert keys == {sl.lock.key(each) for each in wanted}
 
 
+def by_session(engine: Engine, statement: str) -> Callable[[Connection], object]:
+    return lambda connection: connection.execute(text(statement))
+
+
+def by_listener(what: str) -> Callable[[Engine, str], Callable[[Connection], object]]:
+    def choose(engine: Engine, statement: str) -> Callable[[Connection], object]:
+        event.listen(engine, what, lambda connection: connection.exec_driver_sql(statement))
+        return lambda connection: None
+
+    return choose
+
+
+CHOICES = {"session": by_session, "engine_connect": by_listener("engine_connect"), "begin": by_listener("begin")}
+
+
+@databases
+@levels
+@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
+def test_side_connection_is_in_the_database_that_the_session_has_chosen(
+    servers: Servers, table: Engine, name: str, level: str, choose: Any
+) -> None:
+    """Its row of a key would be one that the session doesn't see, which could never try that key with success."""
+    url = servers.url(name, PLAIN[name], make_url(installed(servers, name)).database or "")
+    permits, two = unused("semaphore"), [f"{make.__name__} in another database" for make in MODES]
+    with connected(url, isolation_level=level) as engine:
+        say = choose(engine, f"USE {table.url.database}")
+        with engine.connect() as connection, table.connect() as elsewhere:
+            say(connection)
+            for make, key in zip(MODES, two, strict=True):
+                assert connection.scalar(make(key)) is not False
+                assert elsewhere.scalar(sl.lock.try_exclusive(key)) is False
+                elsewhere.rollback()
+            elsewhere.execute(sl.semaphore.create(permits, capacity=1))
+            elsewhere.scalar(sl.semaphore.acquire({permits: 1}, external_id=permits))
+            elsewhere.commit()
+            assert connection.scalar(sl.semaphore.release(permits)) is sl.Released.RELEASED
+            connection.commit()
+    assert keys_of(table) >= {sl.lock.key(key) for key in two}
+    with connected(url) as engine:
+        assert not keys_of(engine) & {sl.lock.key(key) for key in two}
+
+
+@databases
+@levels
+@pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
+def test_side_connection_has_the_role_of_the_session(table: Engine, name: str, level: str, choose: Any) -> None:
+    role = unused("role").replace(" ", "_").replace(".", "%")
+    user, quoted = f"{name}_app", role.replace("%", "%%")
+    with table.begin() as connection:
+        for statement in (
+            f"CREATE USER IF NOT EXISTS {user} IDENTIFIED BY 'secret'",
+            f"CREATE ROLE `{quoted}`",
+            f"GRANT ALL ON {table.url.database}.* TO `{quoted}`",
+            f"GRANT `{quoted}` TO {user}",
+        ):
+            connection.exec_driver_sql(statement)
+    url = table.url.set(username=user, password="secret", database="")
+    options: dict[str, Any] = {"schema_translate_map": {None: table.url.database}}
+    try:
+        with connected(
+            url.render_as_string(hide_password=False), isolation_level=level, execution_options=options
+        ) as engine:
+            say = choose(engine, f"SET ROLE `{role}`" if choose is by_session else f"SET ROLE `{quoted}`")
+            with engine.connect() as connection:
+                say(connection)
+                for make in MODES:
+                    assert connection.scalar(make(unused())) is not False
+    finally:
+        with table.begin() as connection:
+            connection.exec_driver_sql(f"DROP ROLE `{quoted}`")
+
+
 @databases
 def test_pool_of_one_connection_for_all_is_refused(engine_to: MakeEngine, name: str) -> None:
     with (
@@ -261,13 +333,13 @@ def test_cancelled_call_for_a_new_key(servers: Any, watch: Callable[[str], Watch
 
 @databases
 def test_known_key_is_one_statement(engine_to: MakeEngine, name: str) -> None:
-    """At each level; a new one is four, on two connections."""
+    """At each level; a new one is five, on two connections."""
     for level in LEVELS:
         engine = engine_to(name, isolation_level=level)
         with engine.connect() as connection, seen(engine) as statements:
             connection.execute(sl.lock.exclusive("warm"))
             connection.rollback()
-            for expected in (4, 1):
+            for expected in (5, 1):
                 statements.clear()
                 connection.execute(sl.lock.exclusive("new in this test" + level))
                 connection.rollback()

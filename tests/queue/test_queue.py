@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
 import uuid
 from datetime import datetime, timedelta, timezone
@@ -527,6 +528,14 @@ def test_bad_input_is_refused_before_any_sql(make: Any, error: type[Exception], 
         make()
 
 
+def nested(levels: int) -> Any:
+    """A list in a list, and so on."""
+    payload: Any = 1
+    for _ in range(levels):
+        payload = [payload]
+    return payload
+
+
 @pytest.mark.parametrize("escaped", [True, False])
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "sqlite"])
 def test_unstorable_payload_is_refused_before_any_sql(engine_to: MakeEngine, name: str, escaped: bool) -> None:
@@ -540,6 +549,13 @@ def test_unstorable_payload_is_refused_before_any_sql(engine_to: MakeEngine, nam
             (["é", "\ud800"], ValueError, "half of a surrogate pair"),
             ([float("nan")], ValueError, "a payload is JSON, and this isn't"),
             (-float("inf"), ValueError, "a payload is JSON, and this isn't"),
+            ({"wei": 10**20 + 1}, ValueError, "an integer of a payload has at most 64 bits"),
+            ([{"wei": [-(2**63) - 1]}], ValueError, "an integer of a payload has at most 64 bits"),
+            (2**63, ValueError, "an integer of a payload has at most 64 bits"),
+            (10**5000, ValueError, "64 bits|digits"),
+            (nested(32), ValueError, "at most 31 levels"),
+            (nested(100_000), ValueError, "at most 31 levels"),
+            ({"é" * 40_000: 1}, ValueError, "a key of a payload has at most 65535 bytes"),
             ({"at": datetime.now(timezone.utc)}, TypeError, r"convert it, or pass json_serializer= to create_engine"),
         ):
             with pytest.raises(error, match=message):
@@ -549,6 +565,31 @@ def test_unstorable_payload_is_refused_before_any_sql(engine_to: MakeEngine, nam
         put(engine, payload, queue="storable")
         [job] = sl.Locks(engine).run(queue.capture(1, queue="storable"))
         assert job.payload == payload
+
+
+@pytest.mark.parametrize("number", ["1e400", "-1e-7777777", "0.123456789012345678", f"{10**20}.5"])
+def test_numbers_that_only_a_serializer_of_the_apps_can_write(engine_to: MakeEngine, number: str) -> None:
+    engine = engine_to("sqlite", json_serializer=lambda value: f'{{"wei": [{value}]}}')
+    with pytest.raises(ValueError, match="a float of a payload has at most 64 bits"):
+        put(engine, number)
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
+def test_what_put_accepts_is_returned_unchanged(engine_to: MakeEngine, name: str) -> None:
+    engine, chance = engine_to(name), random.Random(1)
+    floats = [chance.uniform(-1, 1) * 10.0 ** chance.randint(-300, 300) for _ in range(300)]
+    payloads = [
+        [2**63 - 1, -(2**63), 0.1 + 0.2, 5e-324, 1.7976931348623157e308, 1e16, 1e23, 1e-7, *floats],
+        {"a 1e400": '"1e23" [[[{{{' * 20, "12345678901234567890": "10000000000000000000000", '"': "\\"},
+        nested(31),
+        2**63 - 1,
+    ]
+    for payload in payloads:
+        put(engine, payload, queue="unchanged")
+        [job] = sl.Locks(engine).run(queue.capture(1, queue="unchanged"))
+        assert job.payload == payload
+        if isinstance(payload, list):
+            assert list(map(type, job.payload)) == list(map(type, payload))
 
 
 def test_operations_are_routed_as_writes(engine_to: MakeEngine) -> None:

@@ -33,9 +33,9 @@ def outcome(connection: Connection, operation: Any) -> str:
     try:
         grant = connection.scalar(operation)
         connection.commit()
-    except DBAPIError as error:
+    except (DBAPIError, sl.MustRollback) as error:
         connection.rollback()
-        if not backend_for(connection.dialect).transient(error):
+        if isinstance(error, DBAPIError) and not backend_for(connection.dialect).transient(error):
             raise
         return "error"
     return "granted" if grant else "denied"
@@ -398,8 +398,9 @@ def test_grant_after_snapshot_is_counted_after_own_change(
             with pytest.raises(sl.SemaphoreHeld):
                 connection.execute(sl.semaphore.delete(sem))
             assert not connection.scalar(sl.semaphore.acquire({sem: 1}))
-        except DBAPIError as error:
-            if level == "READ COMMITTED" or not backend_for(connection.dialect).transient(error):
+        except (DBAPIError, sl.MustRollback) as error:
+            transient = isinstance(error, sl.MustRollback) or backend_for(connection.dialect).transient(error)
+            if level == "READ COMMITTED" or not transient:
                 raise
         else:
             connection.commit()

@@ -44,6 +44,8 @@ _MAKERS: dict[str, Callable[[], Server]] = {
     "yugabytedb": cluster_or_stand_in,
     "mysql": MySQL,
     "mariadb": MariaDB,
+    # as on Windows: names of tables are folded
+    "mariadb_lower": lambda: MariaDB("--lower-case-table-names=1"),
     "redis": Redis,
 }
 

@@ -1,5 +1,6 @@
 """MariaDB as Debian packages it."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
@@ -23,8 +24,9 @@ class MariaDB(MySQLCompatible):
         **{f"mariadb+{name}": f"mariadb+{name}" for name in ("pymysql", "aiomysql", "asyncmy")},
     }
 
-    def __init__(self) -> None:
+    def __init__(self, *options: str) -> None:
         super().__init__("mariadb")
+        self._more = options
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -42,4 +44,6 @@ class MariaDB(MySQLCompatible):
         self._copy(f"mariadb-data-{version[2]}", initialize)
 
     def _command(self) -> list[str | Path]:
-        return [self._program, "--no-defaults", *self._options()]
+        # such as --innodb-snapshot-isolation=ON, the default of later versions
+        more = os.environ.get("MARIADB_OPTIONS", "").split()
+        return [self._program, "--no-defaults", *self._options(), *self._more, *more]

@@ -10,13 +10,8 @@ import threading
 from typing import Any
 
 import pytest
-<<<<<<< HEAD
-from sqlalchemy import Engine, create_engine, event, select, text, update
-from sqlalchemy.exc import IntegrityError, OperationalError
-=======
 from sqlalchemy import Engine, create_engine, event, func, select, text, update
-from sqlalchemy.exc import IntegrityError
->>>>>>> w-fast
+from sqlalchemy.exc import IntegrityError, OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 import sqlalchemy_locks as sl

@@ -1,4 +1,4 @@
-CREATE TABLE IF NOT EXISTS `my_installed` (step VARCHAR(32) NOT NULL, installed_by VARCHAR(32) NOT NULL, PRIMARY KEY (step)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+CREATE TABLE IF NOT EXISTS `my_installed` (step VARCHAR(32) NOT NULL, installed_by VARCHAR(32) NOT NULL, owner VARCHAR(255) NOT NULL, PRIMARY KEY (step, owner)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 CREATE TABLE IF NOT EXISTS `my_locked_keys` (`key` BIGINT NOT NULL, ts DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), PRIMARY KEY (`key`)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
@@ -72,4 +72,4 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON `my_permit` TO `role`;
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON `my_semaphore_history` TO `role`;
 
-INSERT INTO `my_installed` (step, installed_by) VALUES ('0001', 'directives') ON DUPLICATE KEY UPDATE step = step;
+INSERT INTO `my_installed` (step, installed_by, owner) VALUES ('0001', 'directives', '.alembic_version') ON DUPLICATE KEY UPDATE step = step;

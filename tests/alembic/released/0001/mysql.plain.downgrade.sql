@@ -1,3 +1,6 @@
+-- fails with a duplicate key while another version table has this step, too
+INSERT INTO `lock_installed` (step, installed_by, owner) SELECT step, installed_by, owner FROM `lock_installed` WHERE step = '0001' AND owner <> '.alembic_version';
+
 DROP TABLE IF EXISTS `lock_semaphore_history`;
 
 DROP TABLE IF EXISTS `lock_permit`;

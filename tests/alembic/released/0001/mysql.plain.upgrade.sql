@@ -1,4 +1,4 @@
-CREATE TABLE IF NOT EXISTS `lock_installed` (step VARCHAR(32) NOT NULL, installed_by VARCHAR(32) NOT NULL, PRIMARY KEY (step)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
+CREATE TABLE IF NOT EXISTS `lock_installed` (step VARCHAR(32) NOT NULL, installed_by VARCHAR(32) NOT NULL, owner VARCHAR(255) NOT NULL, PRIMARY KEY (step, owner)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
 CREATE TABLE IF NOT EXISTS `lock_locked_keys` (`key` BIGINT NOT NULL, ts DATETIME(6) NOT NULL DEFAULT (UTC_TIMESTAMP(6)), PRIMARY KEY (`key`)) ENGINE=InnoDB DEFAULT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin;
 
@@ -24,4 +24,4 @@ CREATE TABLE IF NOT EXISTS `lock_semaphore_history` (id BIGINT NOT NULL AUTO_INC
 
 INSERT IGNORE INTO `lock_semaphore` (name) VALUES ('');
 
-INSERT INTO `lock_installed` (step, installed_by) VALUES ('0001', 'directives') ON DUPLICATE KEY UPDATE step = step;
+INSERT INTO `lock_installed` (step, installed_by, owner) VALUES ('0001', 'directives', '.alembic_version') ON DUPLICATE KEY UPDATE step = step;

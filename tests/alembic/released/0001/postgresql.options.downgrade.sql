@@ -1,3 +1,6 @@
+-- fails with a duplicate key while another version table has this step, too
+INSERT INTO "elsewhere".installed (step, installed_by, owner) SELECT step, installed_by, owner FROM "elsewhere".installed WHERE step = '0001' AND owner <> coalesce((SELECT nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace WHERE c.oid = to_regclass('"alembic_version"')), '') || '.alembic_version';
+
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_delete(text, text, integer);
 
 DROP FUNCTION IF EXISTS "elsewhere".semaphore_resize(text, integer, text, integer, boolean);

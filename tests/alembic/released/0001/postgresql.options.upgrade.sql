@@ -7,7 +7,7 @@ BEGIN
 END
 $sqlalchemy_locks$;
 
-CREATE TABLE IF NOT EXISTS "elsewhere".installed (step TEXT NOT NULL, installed_by TEXT NOT NULL, PRIMARY KEY (step));
+CREATE TABLE IF NOT EXISTS "elsewhere".installed (step TEXT NOT NULL, installed_by TEXT NOT NULL, owner TEXT NOT NULL, PRIMARY KEY (step, owner));
 
 DO $sqlalchemy_locks$
 BEGIN
@@ -1189,4 +1189,4 @@ GRANT SELECT, INSERT, UPDATE, DELETE ON "elsewhere".permit TO "other";
 
 GRANT SELECT, INSERT, UPDATE, DELETE ON "elsewhere".semaphore_history TO "other";
 
-INSERT INTO "elsewhere".installed (step, installed_by) VALUES ('0001', 'directives') ON CONFLICT DO NOTHING;
+INSERT INTO "elsewhere".installed (step, installed_by, owner) VALUES ('0001', 'directives', coalesce((SELECT nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace WHERE c.oid = to_regclass('"alembic_version"')), '') || '.alembic_version') ON CONFLICT DO NOTHING;

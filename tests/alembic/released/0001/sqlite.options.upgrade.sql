@@ -1,4 +1,4 @@
-CREATE TABLE IF NOT EXISTS "my_installed" (step VARCHAR(32) NOT NULL, installed_by VARCHAR(32) NOT NULL, PRIMARY KEY (step));
+CREATE TABLE IF NOT EXISTS "my_installed" (step VARCHAR(32) NOT NULL, installed_by VARCHAR(32) NOT NULL, owner VARCHAR(255) NOT NULL, PRIMARY KEY (step, owner));
 
 CREATE TABLE IF NOT EXISTS "my_locked_keys" (key INTEGER NOT NULL, ts DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), PRIMARY KEY (key));
 
@@ -48,4 +48,4 @@ CREATE INDEX IF NOT EXISTS "my_history_by_semaphore" ON "my_semaphore_history" (
 
 INSERT INTO "my_semaphore" (name) VALUES ('') ON CONFLICT DO NOTHING;
 
-INSERT INTO "my_installed" (step, installed_by) VALUES ('0001', 'directives') ON CONFLICT DO NOTHING;
+INSERT INTO "my_installed" (step, installed_by, owner) VALUES ('0001', 'directives', '.alembic_version') ON CONFLICT DO NOTHING;

@@ -1,4 +1,4 @@
-CREATE TABLE IF NOT EXISTS "lock_installed" (step VARCHAR(32) NOT NULL, installed_by VARCHAR(32) NOT NULL, PRIMARY KEY (step));
+CREATE TABLE IF NOT EXISTS "lock_installed" (step VARCHAR(32) NOT NULL, installed_by VARCHAR(32) NOT NULL, owner VARCHAR(255) NOT NULL, PRIMARY KEY (step, owner));
 
 CREATE TABLE IF NOT EXISTS "lock_locked_keys" (key INTEGER NOT NULL, ts DATETIME NOT NULL DEFAULT (strftime('%Y-%m-%d %H:%M:%f000', 'now')), PRIMARY KEY (key));
 
@@ -48,4 +48,4 @@ CREATE INDEX IF NOT EXISTS "lock_history_by_semaphore" ON "lock_semaphore_histor
 
 INSERT INTO "lock_semaphore" (name) VALUES ('') ON CONFLICT DO NOTHING;
 
-INSERT INTO "lock_installed" (step, installed_by) VALUES ('0001', 'directives') ON CONFLICT DO NOTHING;
+INSERT INTO "lock_installed" (step, installed_by, owner) VALUES ('0001', 'directives', '.alembic_version') ON CONFLICT DO NOTHING;
