@@ -495,7 +495,8 @@ class OperationRunner:
     def _attempt(self, operation: Operation[Any], options: dict[str, Any], wait: float | None, short: bool) -> Any:
         began, impl = time.monotonic(), operation._impl
         in_session = self.after_begin.is_heard() or (isinstance(operation, RowsOperation) and operation.is_select)
-        connection, in_autocommit = self._checkout(), False
+        connection, in_autocommit, value = self._checkout(), False, None
+        execution: Execution | None = None
         try:
             execution = Execution(connection, operation, options, wait=wait)
             deadline = None if execution.wait is None else began + execution.wait
@@ -515,7 +516,7 @@ class OperationRunner:
                 value = _run_in_plain_transaction(execution, deadline)
         except BaseException as error:
             return_to_pool(connection, error)
-            if in_autocommit and execution.sent and _has_died(error):
+            if in_autocommit and execution is not None and execution.sent and _has_died(error):
                 raise _reply_lost(execution) from error
             raise
         if in_autocommit or plain:

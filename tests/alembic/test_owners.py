@@ -71,8 +71,9 @@ def test_schemas_of_tenants_by_search_path(postgresql: URL, tmp_path: Path) -> N
     for name in ("acme", "globex"):
         project = Project(tmp_path / name, postgresql, "directives")
         env = tmp_path / name / "env.py"
-        begin = "    with connectable.connect() as connection:"
-        env.write_text(env.read_text().replace(begin, begin + _SEARCH_PATH.format(name)))
+        begin = "        context.configure(connection=connection"
+        assert begin in env.read_text()
+        env.write_text(env.read_text().replace(begin, _SEARCH_PATH.format(name) + begin))
         projects.append(project)
     acme, globex = projects
     acme.upgrade()
