@@ -5,6 +5,7 @@ It only reads. A problem in the set-up is found here instead of by the first loc
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterator
 
@@ -12,9 +13,10 @@ from sqlalchemy import select
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.core.operation import GRANT_HINT
+from sqlalchemy_locks.core.operation import GRANT_HINT, engine_state
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.checks import Finding
+from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.sql.clock import Now, utc
 
 __all__ = ["Finding", "examine"]
@@ -37,8 +39,10 @@ def examine(connection: Connection, *, schema: str = "lock", prefix: str = "lock
     ...     problems = [each.says for each in examine(connection) if each.level == "problem"]
     """
     findings = list(backend_for(connection.dialect).findings(connection))
-    findings.append(_clock(connection))
-    findings += _installed(connection, schema, prefix)
+    with contextlib.suppress(Unsupported):  # one of the findings says why
+        engine_state(connection)
+        findings.append(_clock(connection))
+        findings += _installed(connection, schema, prefix)
     return findings
 
 

@@ -32,6 +32,14 @@ def begin_immediate(engine: Engine | Any) -> None:
         raise Unsupported(f"begin_immediate is for SQLite only: {backend.name} doesn't need it")
 
     def connect(dbapi_connection: Any, record: Any) -> None:
+        if (
+            getattr(dbapi_connection.driver_connection if sync.dialect.is_async else dbapi_connection, "autocommit", -1)
+            is False
+        ):
+            raise Unsupported(
+                "sqlite3's connect(autocommit=False) begins each transaction itself, so that begin_immediate can't: "
+                "leave it out of connect_args"
+            )
         dbapi_connection.isolation_level = None
         record.info[BEGINS_IMMEDIATE] = True
 

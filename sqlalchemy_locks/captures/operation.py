@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, ClassVar
 
-from sqlalchemy import inspect, select, update
+from sqlalchemy import bindparam, delete, inspect, select, update
 from sqlalchemy.engine import Dialect, IteratorResult, Result
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
@@ -42,9 +42,16 @@ from sqlalchemy_locks.captures.statements import (
     where_keys,
 )
 from sqlalchemy_locks.core.entities import MappedTable, mark_altered
-from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation, execute_in_session
+from sqlalchemy_locks.core.operation import (
+    BATCH,
+    BuildContext,
+    Execution,
+    OperationImpl,
+    RowsOperation,
+    execute_in_session,
+)
 from sqlalchemy_locks.errors import LockLost, Unsupported
-from sqlalchemy_locks.sql.elements import DeleteByKey, PlainReads, ReadCommitted
+from sqlalchemy_locks.sql.elements import PlainReads, ReadCommitted
 
 Keys = list[tuple[Any, ...]]
 
@@ -189,12 +196,20 @@ class CaptureImpl(OperationImpl):
             if options:
                 locking = _select(execution, spec, options, locks=not execution.backend.single_writer)
             keys = _keys(execution, spec, locking)
-        if keys:
-            if len(spec.table.primary_key) > 1:
-                changing = keys_as_or(_changing(spec), spec.table, keys)
-            changed = execution.execute(changing, {**execution.values, **key_parameters(spec.table, keys)})
-            if changed.rowcount != len(keys):
-                raise LockLost(f"{self.name} has locked {len(keys)} rows and changed {changed.rowcount}: roll back")
+        changed = 0
+        columns = {f"locks_key_{n}": column for n, column in enumerate(spec.table.primary_key)}
+        if spec.deletes and keys and not execution.backend.single_writer:
+            # one by one: of several, InnoDB may make a scan, and wait for rows that others have locked
+            deleting = delete(spec.table).where(*(column == bindparam(name) for name, column in columns.items()))
+            changed = execution.execute(deleting, [dict(zip(columns, key, strict=True)) for key in keys]).rowcount
+        else:
+            for batch in execution.batches(keys):
+                if len(columns) > 1:
+                    changing = keys_as_or(_changing(spec), spec.table, batch)
+                values = {**execution.values, **key_parameters(spec.table, batch)}
+                changed += execution.execute(changing, values).rowcount
+        if changed != len(keys):
+            raise LockLost(f"{self.name} has locked {len(keys)} rows and changed {changed}: roll back")
         return keys
 
     def _can_search_with_locks(self, execution: Execution, spec: CaptureSpec) -> bool:
@@ -218,7 +233,8 @@ class CaptureImpl(OperationImpl):
             # compared by value, not by position: the rows before them may have changed since the last search
             new = [key for key in candidates if key not in tried]
             while new and len(keys) < limit and not (keys and self.fewer and most > 2 * limit):
-                batch, new = new[: limit - len(keys)], new[limit - len(keys) :]
+                size = min(limit - len(keys), BATCH)
+                batch, new = new[:size], new[size:]
                 tried.update(batch)
                 locked = {tuple(row) for row in execution.execute(lock_candidates(spec, batch, options))}
                 keys += [key for key in batch if key in locked]
@@ -239,13 +255,20 @@ class CaptureImpl(OperationImpl):
             reading: Any = select(*columns).where(where_keys(spec.table))
             self._reading[execution.context, entities] = reading.execution_options(populate_existing=True)
         reading = self._reading[execution.context, entities]
-        values = {**execution.values, **key_parameters(spec.table, keys)}
+        if entities:
+            reading = reading.options(*loading(execution.loader_options, spec))
+        rows: list[tuple[Any, ...]] = []
+        for batch in execution.batches(keys):
+            values = {**execution.values, **key_parameters(spec.table, batch)}
+            if entities:
+                frozen = execute_in_session(execution, reading, values).freeze()
+            else:
+                frozen = execution.execute(reading, values).freeze()
+            rows += frozen_rows(frozen)
         if not entities:
-            return _sorted(execution, spec, execution.execute(reading, values), keys)
-        result = execute_in_session(execution, reading.options(*loading(execution.loader_options, spec)), values)
-        frozen = result.freeze()
+            return _sorted(execution, spec, frozen.with_new_rows(rows)(), keys)  # type: ignore[arg-type]
         # a joined load returns a row for each related one
-        rows = list({inspect(entity): (entity,) for (entity,) in frozen_rows(frozen)}.values())
+        rows = list({inspect(entity): (entity,) for (entity,) in rows}.values())
         if len(rows) != len(keys):
             raise LockLost(f"{self.name} has captured {len(keys)} rows and can read {len(rows)}: roll back")
         return _sorted(execution, spec, frozen.with_new_rows(rows)(), keys)  # type: ignore[arg-type]
@@ -308,5 +331,5 @@ def _read_committed(execution: Execution, name: str) -> bool:
 
 def _changing(spec: CaptureSpec) -> Any:
     if spec.deletes:
-        return DeleteByKey(spec.table)
+        return delete(spec.table)
     return by_key(update(spec.table).values(spec.changed))

@@ -352,9 +352,9 @@ class BatchAcquire(OperationImpl):
     def _select_then_update(self, execution: Execution, columns: RoleColumns, values: dict[str, Any]) -> list[Any]:
         key = list(columns.table.primary_key)
         rows = execution.execute(self._where_free(columns).add_columns(columns["id"].label("_id")), values).all()
-        if rows:
+        for batch in execution.batches(rows):
             # the SELECT has locked the rows, so their primary keys are condition enough
-            locked = tuple_(*key).in_([tuple(row)[: len(key)] for row in rows])
+            locked = tuple_(*key).in_([tuple(row)[: len(key)] for row in batch])
             execution.execute(self._update(columns).where(locked), values)
         return [row[-1] for row in rows]
 

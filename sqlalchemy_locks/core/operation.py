@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -51,7 +52,8 @@ from sqlalchemy.util import immutabledict
 
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.dialects import Backend, Server, backend_for
-from sqlalchemy_locks.errors import MustRollback, NotInstalled, Unsupported
+from sqlalchemy_locks.dialects.base import DriverTimeout
+from sqlalchemy_locks.errors import LockTimeout, MustRollback, NotInstalled, Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
@@ -60,6 +62,11 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Any)
 T = TypeVar("T")
 
+#: How many keys a statement binds at most. SQLite limits its parameters, MySQL the memory of a plan, and MariaDB makes
+#: a subquery of a list of 1000: both then scan the table, and wait for other rows that are locked.
+BATCH = 400
+#: seconds; a connection that was dead before it was used says so earlier
+_SOON = 0.2
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
 
 
@@ -195,6 +202,10 @@ class OperationImpl:
     def build(self, context: BuildContext) -> Executable | None:
         """Build the one statement that does it; ``None`` where the engine needs several."""
         raise NotImplementedError
+
+    def is_one_statement(self, execution: Execution) -> bool:
+        """Return whether this execution is one statement."""
+        return self.statement(execution.context) is not None
 
     def statement_to_compile(
         self, context: BuildContext, dialect: Dialect, values: Mapping[str, Any]
@@ -496,6 +507,7 @@ class Execution:
         """Do what the operation says; return a ``Result``, or the value that becomes the one row of one.
 
         :param unpack: return the one value, or the list of the rows, without a ``Result`` around it.
+        :raises LockTimeout: when somebody else's time limit has ended the wait for a lock.
         """
         connection, impl = self.connection, self.operation._impl
         if was_ended(connection):
@@ -507,8 +519,28 @@ class Execution:
             with translated(self.backend):
                 self.backend.prepare(connection, self.wait)
         impl.check_connection(self)
-        outcome = impl.run(self)
+        session = self.backend.session_number(connection) if self.backend.key_rows else None
+        began = time.monotonic()
+        try:
+            outcome = impl.run(self)
+        except (DBAPIError, DriverTimeout) as error:
+            waited = time.monotonic() - began
+            if isinstance(error, DBAPIError) and not died_waiting(error, waited):
+                raise
+            if session is not None:
+                self._end_session(session)
+            if impl.held_by is None:
+                raise  # whether it was done depends on how it was sent
+            raise LockTimeout(f"{impl.name}: {ended_by_limit(waited)}") from error
         return self.operation._unpack(outcome) if unpack and isinstance(outcome, Result) else outcome
+
+    def _end_session(self, session: int) -> None:
+        """End a session whose client has gone, as far as that is possible: it would wait on for a row."""
+        engine = self.connection.engine
+        pool = engine.pool.recreate()  # the app's may have no connection left
+        with contextlib.suppress(Exception), Connection(engine, connection=pool.connect()) as connection:
+            self.backend.end_session(connection, session)
+        pool.dispose()
 
     @property
     def loader_options(self) -> Any:
@@ -555,6 +587,17 @@ class Execution:
         """
         self.execute(delete(table).where(false()), {})
 
+    def batches(self, keys: Sequence[T], table: Table | None = None) -> Iterator[Sequence[T]]:
+        """Divide keys into as many as one statement may bind.
+
+        :param table: that the statements change; several are executed in one transaction only.
+        :raises Unsupported: for several batches in autocommit, where they change a table.
+        """
+        if table is not None and len(keys) > BATCH:
+            self.require_transaction(table, f"{self.operation.name} of more than {BATCH}")
+        for start in range(0, len(keys), BATCH):
+            yield keys[start : start + BATCH]
+
     def require_transaction(self, table: Table | None = None, what: str | None = None) -> None:
         """Refuse a connection in autocommit, where a lock ends with its statement.
 
@@ -573,6 +616,19 @@ class Execution:
             f"{what or self.operation.name} on a {self.backend.name} connection in autocommit would end with its own "
             "statement: execute it inside a transaction, or use Locks"
         )
+
+
+def died_waiting(error: DBAPIError, waited: float) -> bool:
+    """Return whether a connection has died in a statement, and not before it. :param waited: in seconds."""
+    return error.connection_invalidated and error.statement is not None and waited > _SOON
+
+
+def ended_by_limit(waited: float) -> str:
+    """Return the sentence of a wait that ended with its connection."""
+    return (
+        f"a time limit ended the wait after {waited:.1f} s, and with it the transaction: the driver's "
+        "(command_timeout, read_timeout), the server's (transaction_timeout), or that of a proxy in between"
+    )
 
 
 def fresh_nonce() -> str:

@@ -67,7 +67,10 @@ class CreateRows(OperationImpl):
 
     def _insert_absent(self, execution: Execution, ids: Sequence[Any], others: dict[str, Any]) -> int:
         """Insert one by one where an INSERT can't ignore just the rows that are present."""
-        present = set(execution.execute(self._present(execution.context), {**others, _IDS_PARAM: ids}).scalars())
+        present: set[Any] = set()
+        for batch in execution.batches(ids):
+            values = {**others, _IDS_PARAM: batch}
+            present.update(execution.execute(self._present(execution.context), values).scalars())
         statement, inserted = self._insert(execution.context, insert), 0
         for id in ids:
             if id in present:

@@ -23,12 +23,15 @@ from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
 from sqlalchemy.util import await_only
 
+from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.core.backoff import Backoff
 from sqlalchemy_locks.core.operation import (
     Execution,
     Operation,
     RowsOperation,
     backend_of,
+    died_waiting,
+    ended_by_limit,
     engine_state,
     fresh_nonce,
     has_begun,
@@ -67,6 +70,8 @@ IN_BLOCK: dict[str, Any] = {
 }
 #: the longest wait for the rows of a semaphore or a request, and for the queue in memory before them, in seconds
 ROW_TIMEOUT = 5.0
+#: the pause after a wait that somebody else's time limit has ended, in seconds
+_PAUSE = 0.01
 #: errors which say that no attempt has done anything, including one without a reply
 _NEVER_DONE = (UnknownTask, UnknownSemaphore, IdempotencyConflict)
 # why a lock is gone, and what has become of the work
@@ -430,10 +435,17 @@ class OperationRunner:
         if impl.writes and self._backend.single_writer:
             self._before_write()
         options: dict[str, Any] = {"locks_nonce": nonce or fresh_nonce()} if impl.uses_nonce else {}
+        longest = wait
+        if longest is None:
+            longest = {**self._engine.get_execution_options(), **operation.get_execution_options()}.get("locks_wait")
+        began = time.monotonic()
+        deadline = None if longest is None else began + seconds(longest, "locks_wait")
 
         def attempt() -> Any:
+            nonlocal began
+            began = time.monotonic()
             try:
-                return self._attempt(operation, options, wait, short)
+                return self._attempt(operation, options, _left(deadline), short)
             except OutcomeUnknown as error:
                 if not impl.writes and error.__cause__ is not None:
                     raise error.__cause__ from None  # it has nothing to do
@@ -453,11 +465,24 @@ class OperationRunner:
         def on_retry(error: BaseException, count: int) -> None:
             self._on_retry(operation.name, error, count)
 
-        try:
-            repeatable = partial(impl.repeatable, operation)
-            return retried(attempt, self._engine, self._sleep, repeatable=repeatable, on_retry=on_retry)
-        except NotCommitted as error:
-            raise LockLost(str(error)) from error
+        repeatable = partial(impl.repeatable, operation)
+        while True:
+            try:
+                return retried(attempt, self._engine, self._sleep, repeatable=repeatable, on_retry=on_retry)
+            except NotCommitted as error:
+                raise LockLost(str(error)) from error
+            except PoolTimeout:
+                raise
+            except (LockTimeout, DBAPIError, DriverTimeout) as error:
+                waited = time.monotonic() - began
+                if isinstance(error, DBAPIError) and not died_waiting(error, waited):
+                    raise
+                # nothing is done, and a limit of the server's or the driver's may have ended the wait before its time
+                if not _left(deadline):
+                    if isinstance(error, LockTimeout):
+                        raise
+                    raise LockTimeout(f"{operation.name}: {ended_by_limit(waited)}") from error
+            self._sleep(_PAUSE)
 
     def run_on_request(self, operation: Operation[Any], on_lost: Callable[[], object] = lambda: None) -> Any:
         """Run what may wait for a ``guarded`` write of a request, not longer than ``ROW_TIMEOUT``.
@@ -477,7 +502,7 @@ class OperationRunner:
             deadline = None if execution.wait is None else began + execution.wait
             # a wait that is not sent along is set before the statement, and restored after it
             bounded = deadline is not None and not impl.sends_wait
-            one_statement = not (short or in_session or bounded) and impl.statement(execution.context) is not None
+            one_statement = not (short or in_session or bounded) and impl.is_one_statement(execution)
             backend = execution.backend
             in_autocommit = one_statement and backend.allows_autocommit(connection, execution.server, execution.level)
             # Elsewhere at the app's level, where a statement that writes reads the latest rows at each. A cancelled

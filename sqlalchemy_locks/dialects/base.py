@@ -30,8 +30,8 @@ Family = Literal["postgresql", "mysql", "sqlite"]
 #: What an error of the driver means: a table, function or schema doesn't exist; a column doesn't; the user lacks a
 #: privilege; an INSERT of a present key; a conflict with other transactions, after which the whole transaction may
 #: succeed when it is run again; a row that is newer than the snapshot, for which the transaction was rolled back; the
-#: server's limit on a statement's time.
-Meaning = Literal["missing", "no column", "denied", "duplicate", "conflict", "newer row", "interrupted"]
+#: server lacks something for the moment, such as memory or disk space, or isn't ready.
+Meaning = Literal["missing", "no column", "denied", "duplicate", "conflict", "newer row", "unavailable"]
 #: ``failed``: it can only be rolled back. ``closed``: the connection is.
 TransactionState = Literal["open", "ended", "failed", "closed"]
 #: raised by a driver's own time limit, such as asyncpg's command_timeout; an OSError from Python 3.11 on
@@ -117,6 +117,18 @@ class Backend:
     def transient(self, error: DBAPIError) -> bool:
         """Return whether the whole transaction may succeed when it is run again."""
         return self.meaning(error) in ("conflict", "newer row")
+
+    def session_number(self, connection: Connection) -> int | None:
+        """Return the number of the connection's session, where a session whose client has gone waits on for a row."""
+        return None
+
+    def end_session(self, connection: Connection, number: int) -> None:
+        """End a session, which may have ended, from another connection."""
+        raise NotImplementedError
+
+    def temporary(self, error: DBAPIError) -> bool:
+        """Return whether the same statement may succeed later, by itself: any other refusal is permanent."""
+        return error.connection_invalidated or self.meaning(error) in ("conflict", "newer row", "unavailable")
 
     def ends_transaction(self, error: DBAPIError) -> bool:
         """Return whether the server has rolled the transaction back for an error, which no driver tells.

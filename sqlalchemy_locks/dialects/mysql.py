@@ -42,6 +42,10 @@ _WITHOUT_TRANSACTIONS = text(
     "SELECT table_name, engine FROM information_schema.tables JOIN information_schema.engines USING (engine) "
     "WHERE table_schema = database() AND transactions <> 'YES' ORDER BY table_name"
 )
+_SETTINGS = (
+    "SHOW SESSION VARIABLES WHERE Variable_name IN"
+    " ('log_bin', 'binlog_format', 'completion_type', 'max_execution_time', 'max_statement_time')"
+)
 #: A number, or from MariaDB 12 on a text; with the second setting alone, InnoDB grants a row's lock to two sessions.
 _WRITABLE = "CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') AND @@global.innodb_read_only = 0"
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
@@ -60,12 +64,24 @@ _MEANINGS: dict[Any, Meaning] = {
     1213: "conflict",
     1227: "denied",
     1305: "conflict",  # a deadlock has rolled the savepoint back, with everything before it
-    1317: "interrupted",
-    1969: "interrupted",
-    3024: "interrupted",
     3101: "conflict",  # as 1180
 }
 
+
+#: disk, memory, connections, threads or tables are exhausted; the server starts, stops, or isn't ready; a node of a
+#: cluster is
+_UNAVAILABLE = {
+    *(0, 3, 1015, 1021, 1026, 1028, 1030, 1037, 1038, 1040, 1041, 1047, 1053, 1105, 1114, 1135, 1181, 1203),
+    *(1226, 1412, 1615, 1637, 1878, 1927, 3100, 3168, 3169, 4031),
+}
+_STATEMENT_LOG = (
+    "binlog_format=STATEMENT refuses what InnoDB writes at READ COMMITTED, which Locks and workers use: set it to ROW "
+    "or MIXED"
+)
+_CHAINS = (
+    "completion_type=CHAIN begins a transaction at each COMMIT and ROLLBACK, at the level of the one before, so that "
+    "Locks can't set its own: set it to NO_CHAIN"
+)
 
 #: errors with which the server has ended the whole transaction: another one begins with the next statement
 _ENDED = (1020, 1180, 1206, 1213, 3101)
@@ -79,6 +95,8 @@ class MySQL(Backend):
     marker_is_savepoint = True
     #: the setting of a session's isolation level
     level_setting: ClassVar[str] = "transaction_isolation"
+    #: the setting that limits a statement's time
+    statement_limit: ClassVar[str] = "max_execution_time"
     #: the smallest innodb_lock_wait_timeout, in seconds
     shortest_row_wait: ClassVar[int] = 1
     shortest_queue_wait = 1
@@ -93,8 +111,15 @@ class MySQL(Backend):
         code = _errno(error)
         if code in (1205, 3572):
             return LockTimeout("the lock was not free in time (innodb_lock_wait_timeout, or NOWAIT)")
+        if code in (1317, 1969, 3024):
+            return LockTimeout(
+                f"the server's time limit of a statement ({self.statement_limit}), or another session, ended the "
+                "statement"
+            )
         if code in (1036, 1290, 1792, 1836) or (code == 1015 and _TABLE_READ_ONLY in str(error.orig)):
             return not_writable(self.name)
+        if code == 1665:
+            return Unsupported(f"{self.name}: {_STATEMENT_LOG}")
         if code in _ENDED:
             again = "run it again, and lock before the first read" if code == 1020 else "run it again"
             return MustRollback(
@@ -107,7 +132,11 @@ class MySQL(Backend):
         return _errno(error) in _ENDED
 
     def meaning(self, error: DBAPIError) -> Meaning | None:
-        return _MEANINGS.get(_errno(error))
+        code = _errno(error)
+        # a client's codes are of its connection, and a proxy's (ProxySQL, from 9000 on) of that to the server
+        if not isinstance(code, int) or code in _UNAVAILABLE or 2000 <= code < 3000 or code >= 9000:
+            return "unavailable"
+        return _MEANINGS.get(code)
 
     def ask_server(self, connection: Connection) -> Server:
         if connection.exec_driver_sql("SELECT @@innodb_rollback_on_timeout").scalar():
@@ -148,6 +177,15 @@ class MySQL(Backend):
             yield Finding("settings", "problem", str(refusal))
         else:
             yield Finding("settings", "ok", "innodb_rollback_on_timeout is off")
+        settings: dict[str, str] = dict(map(tuple, connection.exec_driver_sql(_SETTINGS)))
+        if settings.get("log_bin") == "ON" and settings.get("binlog_format") == "STATEMENT":
+            yield Finding("settings", "problem", _STATEMENT_LOG)
+        if settings["completion_type"] != "NO_CHAIN":
+            yield Finding("settings", "problem", _CHAINS)
+        limit = settings.get(self.statement_limit, "0")
+        if float(limit):
+            says = f"{self.statement_limit} is {limit}: it ends the waits of a session's locks, and not those of Locks"
+            yield Finding("settings", "warning", says)
         for table, engine in connection.execute(_WITHOUT_TRANSACTIONS):
             says = f"{table} is kept by {engine}, which has no row locks: a lock or capture on it is given to several"
             yield Finding("storage engine", "warning", f"{says}; ALTER TABLE {table} ENGINE=InnoDB")
@@ -166,6 +204,8 @@ class MySQL(Backend):
             set_level(connection, connection.default_isolation_level)
         transaction = self._begin_read_committed(connection) or self._begin_read_committed(connection)
         if transaction is None:
+            if connection.exec_driver_sql("SELECT @@session.completion_type").scalar() not in ("NO_CHAIN", 0):
+                raise Unsupported(f"{self.name}: {_CHAINS}")
             raise Unsupported(
                 'a listener of "begin" or "before_cursor_execute" opens the transaction before Locks sets its '
                 f'isolation level, which {self.name} refuses afterwards: do it in a listener of "checkout" instead'
@@ -211,6 +251,15 @@ class MySQL(Backend):
             return "closed"
         status = getattr(driver, "server_status", None)
         return "open" if status is None or status & _IN_TRANSACTION else "ended"
+
+    def session_number(self, connection: Connection) -> int | None:
+        driver: Any = connection.connection.driver_connection
+        return int(driver.thread_id())
+
+    def end_session(self, connection: Connection, number: int) -> None:
+        # a proxy has numbers of its own, and one of these may be another session's
+        if connection.exec_driver_sql("SELECT CONNECTION_ID()").scalar() == self.session_number(connection):
+            connection.exec_driver_sql(f"KILL {number}")
 
     def prepare_side(self, connection: Connection, caller: Connection, row_wait: int) -> str | None:
         database, role = caller.exec_driver_sql("SELECT DATABASE(), CURRENT_ROLE()").one()
@@ -321,13 +370,6 @@ def _ticks(compiler: Any) -> str:
     else:
         digits = "SUBSTRING(HEX(UUID_TO_BIN(UUID(), 1)), 2, 15)"
     return f"CAST(CONV({digits}, 16, 10) AS UNSIGNED)"
-
-
-@compiles(elements.DeleteByKey, "mysql", "mariadb")
-def _delete_by_key(element: elements.DeleteByKey, compiler: Any, **kw: Any) -> str:
-    table = compiler.preparer.format_table(element.table)
-    head, where, rest = compiler.visit_delete(element, **kw).partition(" WHERE ")
-    return f"{head} USING {table} FORCE INDEX (PRIMARY){where}{rest}"
 
 
 @compiles(clock.SecondsAgo, "mysql", "mariadb")

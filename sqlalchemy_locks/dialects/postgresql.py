@@ -33,7 +33,7 @@ _INSTALL_LOCK = text(
 
 _SERVER = text(
     "SELECT version() AS version, pg_backend_pid() AS pid, current_setting('transaction_isolation') AS level, "
-    "current_setting('default_transaction_isolation') AS default_level"
+    "current_setting('default_transaction_isolation') AS default_level, current_setting('DateStyle') AS date_style"
 )
 _IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
 #: by libpq's PQTRANS_IDLE and PQTRANS_INERROR
@@ -52,8 +52,10 @@ _MEANINGS: dict[str | None, Meaning] = {
     "42883": "missing",
     "42P01": "missing",
     "3F000": "missing",
-    "57014": "interrupted",
 }
+#: Classes of SQLSTATEs: of connections, resources, the state of an object, operators, the system; YugabyteDB has the
+#: last one for much that passes.
+_UNAVAILABLE = ("08", "53", "55", "57", "58", "XX")
 #: YugabyteDB before 2.25 says the first of a deadlock, without a SQLSTATE; the others are of a statement that was
 #: prepared before the schema changed: psycopg's and asyncpg's, which is prepared again
 _CONFLICTS = ("aborted while waiting for locks", _PLAN_CHANGED, "cached statement plan is invalid")
@@ -81,6 +83,10 @@ class PostgreSQL(Backend):
         code = _sqlstate(error)
         if code == "55P03":
             return LockTimeout("the lock was not free in time (lock_timeout)")
+        if code == "57014":
+            return LockTimeout(
+                "the server's time limit of a statement (statement_timeout), or another session, ended the statement"
+            )
         if code in ("SL001", "SL002"):
             return NotWritable(_sentence(error))
         if code == "SL003":
@@ -105,7 +111,9 @@ class PostgreSQL(Backend):
     def meaning(self, error: DBAPIError) -> Meaning | None:
         if any(phrase in str(error.orig) for phrase in _CONFLICTS):
             return "conflict"
-        return _MEANINGS.get(_sqlstate(error))
+        code = _sqlstate(error)
+        # without a code it is the driver's
+        return "unavailable" if code is None or code[:2] in _UNAVAILABLE else _MEANINGS.get(code)
 
     @contextlib.contextmanager
     def serialized_install(self, connection: Connection, key: int) -> Iterator[None]:
@@ -129,7 +137,11 @@ class PostgreSQL(Backend):
         def ask(sql: str) -> Any:
             return connection.exec_driver_sql(sql).scalar()
 
-        server = self.ask_server(connection)
+        try:
+            server = self.ask_server(connection)
+        except Unsupported as refusal:
+            yield Finding("settings", "problem", str(refusal))
+            return
         if server.yugabytedb is not None:
             yield version_finding("YugabyteDB", server.yugabytedb)
         else:
@@ -150,6 +162,10 @@ class PostgreSQL(Backend):
             yield Finding("isolation", "warning", says)
         if server.yugabytedb is not None:
             yield from yugabyte_findings(connection, level)
+        for limit in ("statement_timeout", "transaction_timeout"):
+            if ask(f"SELECT coalesce(current_setting('{limit}', true), '0')") != "0":
+                says = f"{limit} is set: it ends the waits of a session's locks, and not those of Locks"
+                yield Finding("settings", "warning", says)
         if server.pooled:
             yield Finding("pooler", "warning", _POOLER)
 
@@ -175,6 +191,11 @@ class PostgreSQL(Backend):
         # the id that the server sent at first: a pooler invents one, and doesn't say in which mode it is
         asyncpg = hasattr(driver, "get_server_pid")
         pid = driver.get_server_pid() if asyncpg else driver.info.backend_pid
+        if hasattr(driver, "pgconn") and not row.date_style.startswith("ISO"):
+            raise Unsupported(
+                f"psycopg can't read timestamps under DateStyle {row.date_style!r}: set it to ISO, for the role (ALTER "
+                'ROLE ... SET "DateStyle" = ...) or by connect_args={"options": "-c DateStyle=ISO"}'
+            )
         return Server(
             yugabytedb=None if yugabytedb is None else yugabytedb[1],
             pooled=pid != row.pid,

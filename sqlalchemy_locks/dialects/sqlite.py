@@ -25,6 +25,7 @@ from sqlalchemy_locks.sql import clock, elements
 
 T = TypeVar("T")
 
+_UNAVAILABLE = ("disk I/O error", "is full", "unable to open", "out of memory", "interrupted", "locking protocol")
 _BUSY_SNAPSHOT = "SQLITE_BUSY_SNAPSHOT"
 #: in the ``info`` of a connection: every transaction on it begins with BEGIN IMMEDIATE
 BEGINS_IMMEDIATE = "sqlalchemy_locks_begins_immediate"
@@ -66,9 +67,12 @@ class SQLite(Backend):
         )
 
     def meaning(self, error: DBAPIError) -> Meaning | None:
-        if "no such table" in str(error.orig):
+        message = str(error.orig)
+        if "no such table" in message:
             return "missing"
-        return "conflict" if "is locked" in str(error.orig) else None
+        if "is locked" in message:
+            return "conflict"
+        return "unavailable" if any(part in message for part in _UNAVAILABLE) else None
 
     @contextlib.contextmanager
     def committing(self, connection: Connection, wait: float | None) -> Iterator[None]:
@@ -116,6 +120,12 @@ class SQLite(Backend):
         return transaction
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
+        raw: Any = connection.connection.driver_connection
+        if getattr(raw, "autocommit", None) is False and raw.isolation_level is None:
+            raise Unsupported(
+                "sqlite3's connect(autocommit=False) begins a transaction that SQLAlchemy's AUTOCOMMIT never commits: "
+                "use one of the two"
+            )
         if not connection.in_transaction():
             if connection.dispatch.begin:
                 self._begin_by_event(connection, wait)

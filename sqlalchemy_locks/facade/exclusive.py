@@ -33,8 +33,7 @@ from sqlalchemy_locks.core.transaction import (
     has_room,
     retried,
 )
-from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.errors import LockLost, LockTimeout, ReentryError
+from sqlalchemy_locks.errors import LockLost, LockTimeout, PoolTimeout, ReentryError
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.lock.advisory import acquire
@@ -52,6 +51,8 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Name = str | int
+#: the pause after a wait that somebody else's time limit has ended, in seconds
+_PAUSE = 0.01
 
 
 class Held:
@@ -278,10 +279,11 @@ class ExclusiveBlock:
                 ticket = local_queues(engine.dialect).ticket(("key", where, first))
                 if not ticket.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                     raise self._timed_out(self._holders_now())
-            held = None
-            while held is None:
+            while True:
                 held = retried(partial(self._attempt, deadline, ticket), engine, sleep, on_retry=on_retry)
-            return held
+                if held is not None:
+                    return held
+                sleep(_PAUSE)
         except BaseException:
             if ticket is not None:
                 ticket.leave()
@@ -290,7 +292,7 @@ class ExclusiveBlock:
     def _attempt(self, deadline: float | None, ticket: Ticket | None) -> Held | None:
         """Acquire the keys in a new transaction.
 
-        :return: ``None`` when a limit that the database sets itself ended the wait, and the caller set none.
+        :return: ``None`` when a limit of the server's or the driver's ended the wait before the caller's.
         :raises LockTimeout: when the caller's has ended.
         :raises PoolTimeout: when no connection was free within the pool's own limit.
         """
@@ -304,9 +306,12 @@ class ExclusiveBlock:
                 self._acquire_key(short, key, deadline)
                 if ticket is not None:
                     ticket.leave()
+        except PoolTimeout as error:
+            short.abandon(error)
+            raise
         except LockTimeout as error:
             short.abandon(error)
-            if deadline is None:
+            if deadline is None or time.monotonic() < deadline:
                 return None
             # not for timeout=0, which is to be cheap; a caller can ask
             raise self._timed_out(() if self._timeout == 0 else self._holders_now()) from error
@@ -319,10 +324,7 @@ class ExclusiveBlock:
         remaining = None if deadline is None else deadline - time.monotonic()
         late = remaining is not None and remaining <= 0  # a free key is acquired nevertheless
         operation = acquire(key, shared=self._shared, tries=late)
-        try:
-            acquired = Execution(short.connection, operation, {}, wait=None if late else remaining).perform(unpack=True)
-        except DriverTimeout as error:
-            raise LockTimeout("the driver's own limit of a statement ended the wait for the lock") from error
+        acquired = Execution(short.connection, operation, {}, wait=None if late else remaining).perform(unpack=True)
         if late and not acquired:
             raise LockTimeout(f"the key {key} is locked")
 

@@ -203,7 +203,7 @@ class SemaphoreWaiter:
                 if self._left() == 0:
                     raise self._timed_out() from error
             except DBAPIError as error:
-                if not (error.connection_invalidated or self._is_transient(error)):
+                if not (error.connection_invalidated or self._backend.transient(error)):
                     raise
             except (DriverTimeout, MustRollback):
                 pass
@@ -284,7 +284,7 @@ class SemaphoreWaiter:
         except (LockTimeout, MustRollback):  # several callers with one id can deadlock repeatedly in InnoDB
             return None
         except DBAPIError as error:
-            if error.connection_invalidated or not self._is_transient(error):
+            if error.connection_invalidated or not self._backend.transient(error):
                 raise
             return None
         if grant.replayed and not grant.acquired:
@@ -298,9 +298,6 @@ class SemaphoreWaiter:
 
     def _note_late_attempt(self) -> None:
         self._late_attempt = True
-
-    def _is_transient(self, error: DBAPIError) -> bool:
-        return self._backend.transient(error) or self._backend.meaning(error) == "interrupted"
 
     def _left(self) -> float:
         """Return the seconds until the timeout; infinite without one."""

@@ -47,8 +47,11 @@ class _Holders(OperationImpl):
         if execution.server.yugabytedb is not None:
             raise Unsupported(f"{HOLDERS_UNAVAILABLE} on YugabyteDB, where no table of the server lists them")
         try:
-            execution.values = {**execution.values, "database": execution.schema_map.get(None)}
-            rows = super().run(execution).all()
+            statement = self.statement(execution.context)
+            assert statement is not None
+            database = {"database": execution.schema_map.get(None)}
+            keys = execution.batches(execution.values["keys"]) if self.of_keys else ((),)
+            rows = [row for batch in keys for row in execution.execute(statement, {"keys": batch, **database})]
         except CompileError as error:  # SQLite's
             raise Unsupported(str(error)) from error
         except DBAPIError as error:

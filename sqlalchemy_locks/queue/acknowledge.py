@@ -5,6 +5,7 @@ Each statement compares ``(internal_id, claim)``: a job that has another owner b
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from copy import copy
 from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,7 @@ from sqlalchemy import (
     ARRAY,
     Float,
     Integer,
+    Table,
     Text,
     Update,
     and_,
@@ -28,10 +30,12 @@ from sqlalchemy import (
     tuple_,
     update,
 )
+from sqlalchemy.engine import IteratorResult
+from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.captures.statements import by_key, selective_condition
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
+from sqlalchemy_locks.core.operation import BATCH, BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
 from sqlalchemy_locks.queue.jobs import (
     BEGUN,
@@ -110,11 +114,19 @@ class UpdateOwnedJobs(JobOperation):
         """Change the jobs, and return how many."""
         statement = self.statement(execution.context)
         with execution.waiting():
-            if statement is None:
-                return self._update_unlocked(execution)
-            return execution.execute(statement, owned_parameters(execution, self.jobs)).rowcount
+            table = self.jobs.at(execution.context).table
+            return sum(
+                self._update_unlocked(execution, values)
+                if statement is None
+                else execution.execute(statement, values).rowcount
+                for values in owned_batches(execution, self.jobs, table)
+            )
 
-    def _update_unlocked(self, execution: Execution) -> int:
+    def is_one_statement(self, execution: Execution) -> bool:
+        several = len(execution.values[PAIRS]) > BATCH and not execution.backend.writable_ctes
+        return super().is_one_statement(execution) and not several
+
+    def _update_unlocked(self, execution: Execution, values: dict[str, Any]) -> int:
         """InnoDB: lock the rows that are free, then update those that are owned; return how many."""
         if execution.context not in self._steps:
             at = self.jobs.at(execution.context)
@@ -122,17 +134,12 @@ class UpdateOwnedJobs(JobOperation):
             locking = force_index(locking, "PRIMARY", at.table).with_for_update(skip_locked=True)
             self._steps[execution.context] = locking, self.update(execution.context)
         locking, updating = self._steps[execution.context]
-        pairs: list[Any] = execution.values[PAIRS]
-        if not pairs:
-            return 0
-        others = {name: value for name, value in execution.values.items() if name not in (PAIRS, IDS, CLAIMS)}
-        found: Any = execution.execute(locking, {IDS: execution.values[IDS]})
+        found: Any = execution.execute(locking, {IDS: values[IDS]})
         unlocked: dict[Any, int] = dict(found.all())
-        owned = [pair for pair in pairs if unlocked.get(pair[0]) == pair[1]]
+        owned = [pair for pair in values[PAIRS] if unlocked.get(pair[0]) == pair[1]]
         if not owned:
             return 0
-        values = {**others, PAIRS: owned, IDS: [id_ for id_, _ in owned]}
-        return execution.execute(updating, values).rowcount
+        return execution.execute(updating, {**values, PAIRS: owned, IDS: [id_ for id_, _ in owned]}).rowcount
 
 
 def skip_locked(operation: Operation[Any]) -> Operation[Any]:
@@ -183,15 +190,26 @@ def _bound_pairs(at: RoleColumns) -> Any:
 
 
 def owned_parameters(execution: Execution, jobs: Jobs) -> dict[str, Any]:
-    """Return the values of an execution as its statement binds ids and claims."""
+    """Return the values of an execution as a statement with writable CTEs binds ids and claims, as arrays."""
     values = execution.values.copy()
-    if execution.backend.writable_ctes:
-        del values[PAIRS]
-        for name in jobs.integer_arrays:
-            values[name] = f"{{{','.join(map(str, values[name]))}}}"
-    else:
-        del values[CLAIMS]
+    del values[PAIRS]
+    for name in jobs.integer_arrays:
+        values[name] = f"{{{','.join(map(str, values[name]))}}}"
     return values
+
+
+def owned_batches(execution: Execution, jobs: Jobs, table: Table | None = None) -> Iterator[dict[str, Any]]:
+    """Yield the values of an execution as its statement binds ids and claims, for each execution of it.
+
+    :param table: that the statement changes.
+    """
+    if execution.backend.writable_ctes:  # as arrays, which are one parameter each
+        yield owned_parameters(execution, jobs)
+        return
+    values = {name: value for name, value in execution.values.items() if name != CLAIMS}
+    # in one order: two batches with the same jobs would deadlock
+    for pairs in execution.batches(sorted(values[PAIRS]), table):
+        yield {**values, PAIRS: pairs, IDS: [id_ for id_, _ in pairs]}
 
 
 class Complete(UpdateOwnedJobs):
@@ -230,7 +248,8 @@ class ClaimedJobs(JobOperation):
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
         assert statement is not None
-        return execution.execute(statement, owned_parameters(execution, self.jobs))
+        rows = [row for values in owned_batches(execution, self.jobs) for row in execution.execute(statement, values)]
+        return IteratorResult(SimpleResultMetaData(["id", "claim", "state"]), map(tuple, rows))
 
 
 class ReleaseJobs(UpdateOwnedJobs):

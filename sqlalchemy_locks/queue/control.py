@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Float, bindparam, case, delete, literal, select, update
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, execute_in_session
+from sqlalchemy_locks.core.operation import BATCH, BuildContext, Execution, OperationImpl, execute_in_session
 from sqlalchemy_locks.core.roles import RoleColumns, RoleMapping
 from sqlalchemy_locks.queue.jobs import NO_CLAIM, JobOperation
 from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
@@ -101,5 +101,12 @@ class ResumeQueues(OperationImpl):
         return self.paused.route()
 
     def run(self, execution: Execution) -> int:
+        statement = self.statement(execution.context)
+        assert statement is not None
         with execution.waiting():
-            return int(super().run(execution).rowcount)
+            table = self.paused.columns(execution.context).table
+            batches = execution.batches(execution.values["locks_ids"], table)
+            return sum(execution.execute(statement, {"locks_ids": ids}).rowcount for ids in batches)
+
+    def is_one_statement(self, execution: Execution) -> bool:
+        return super().is_one_statement(execution) and len(execution.values["locks_ids"]) <= BATCH

@@ -61,8 +61,6 @@ _TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|-?\d[\d.eE+-]*|[\[\]{}]')
 _MOST_LEVELS = 31
 #: in bytes: MySQL's
 _LONGEST_KEY = 65535
-#: how many ids or keys one statement looks up: engines limit a statement's parameters, and the memory of its plan
-_LOOKED_UP = 10_000
 KEYS = "locks_keys"
 _SERVER_RUN_AT = select(PlusSeconds(Now(), bindparam("locks_run_in", type_=Float())))
 
@@ -312,8 +310,8 @@ def _look_up(
     execution: Execution, statement: Any, values: dict[str, Any], name: str, several: Sequence[Any]
 ) -> Iterator[Any]:
     """Read the rows of several ids or keys, bound as ``name``."""
-    for start in range(0, len(several), _LOOKED_UP):
-        yield from execution.execute(statement, {**values, name: several[start : start + _LOOKED_UP]})
+    for batch in execution.batches(several):
+        yield from execution.execute(statement, {**values, name: batch})
 
 
 def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:

@@ -19,7 +19,7 @@ from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import ARRAY, BigInteger, Boolean, Float, Integer, Row, Text, bindparam, literal, literal_column, select
-from sqlalchemy.exc import DBAPIError, IntegrityError
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
@@ -85,10 +85,9 @@ class AcquirePermits(base.SemaphoreImpl):
             if request is not None:
                 try:
                     return self._decide(execution, sql, request)
-                except (LockTimeout, DBAPIError) as error:
+                except LockTimeout:
                     # InnoDB undoes only the statement: a caller that continues and commits would keep half a request
-                    if isinstance(error, LockTimeout) or execution.backend.meaning(error) == "interrupted":
-                        base.delete_request(execution, sql, request)
+                    base.delete_request(execution, sql, request)
                     raise
             replay = self._replay(execution, sql)
             if replay is not None and not (replaces_expired and replay.state == EXPIRED):

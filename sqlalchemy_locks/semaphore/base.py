@@ -239,7 +239,8 @@ def release_unchanged_requests(execution: Execution, sql: Statements, requests: 
     if not requests:
         return 0
     renewed_at = dict(requests)
-    rows = execution.execute(sql.lock_unreleased, {"row_ids": list(renewed_at)}).all()
+    batches = execution.batches(list(renewed_at))
+    rows = [row for ids in batches for row in execution.execute(sql.lock_unreleased, {"row_ids": ids})]
     unchanged = [row.id for row in rows if row.expired or row.renewed_at == renewed_at[row.id]]
     for request in unchanged:
         end_request(execution, sql, request)

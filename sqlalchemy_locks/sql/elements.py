@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import BigInteger, BindParameter, Boolean, Delete, Insert, Integer, String, Table, bindparam
+from sqlalchemy import BigInteger, BindParameter, Boolean, Insert, Integer, String, Table, bindparam
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.elements import ClauseElement, ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
@@ -94,15 +94,6 @@ class ReleaseSessionLocks(FunctionElement[int]):
 
 class InsertAbsent(Insert):
     """An INSERT that ignores duplicate keys (not on MySQL and MariaDB, where that hides other errors)."""
-
-    inherit_cache = True
-
-
-class DeleteByKey(Delete):
-    """A DELETE that uses the primary key, however small the table is.
-
-    InnoDB locks, and waits for, every row that it reads. For an UPDATE, SQLAlchemy has a hint.
-    """
 
     inherit_cache = True
 

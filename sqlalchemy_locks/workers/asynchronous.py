@@ -10,6 +10,7 @@ import contextlib
 import contextvars
 import inspect
 import logging
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -322,6 +323,7 @@ def _on_signal(loop: asyncio.AbstractEventLoop, number: int) -> None:
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
+        os._exit(128 + number)  # of a container's first process the kernel ignores a signal's default effect
     for worker in workers:
         worker.stop()
 

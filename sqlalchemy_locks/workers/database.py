@@ -11,11 +11,11 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine
-from sqlalchemy.exc import DataError, DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 from sqlalchemy.orm import sessionmaker
 
-from sqlalchemy_locks.core.operation import Execution, Operation, behind_pooler
+from sqlalchemy_locks.core.operation import Execution, Operation, backend_of, behind_pooler
 from sqlalchemy_locks.core.transaction import (
     AfterBegin,
     NotCommitted,
@@ -84,8 +84,7 @@ class WorkerDatabase:
         value: Any = None
         try:
             execution = Execution(connection, operation, {})
-            one_statement = operation._impl.statement(execution.context) is not None
-            one_statement = one_statement and not self._after_begin.is_heard()
+            one_statement = operation._impl.is_one_statement(execution) and not self._after_begin.is_heard()
             in_autocommit = one_statement and execution.backend.allows_autocommit(
                 connection, execution.server, execution.level
             )
@@ -122,6 +121,15 @@ class WorkerDatabase:
         if self._kept is not None:
             connection, self._kept = self._kept, None
             return_to_pool(connection)
+
+    def is_temporary(self, error: Exception) -> bool:
+        """Whether the database is unavailable for the moment, as opposed to a permanent error."""
+        backend = backend_of(self.config.engine.dialect)
+        if isinstance(error, DBAPIError):
+            return backend.temporary(error)
+        if isinstance(error, NotWritable):
+            return not backend.single_writer  # a primary may become one again, or its name lead to another
+        return isinstance(error, (LockTimeout, LockLost, MustRollback, SQLAlchemyPoolTimeout, DriverTimeout, OSError))
 
     def connect_once(self) -> None:
         """Check a connection out, and return it."""
@@ -170,12 +178,3 @@ def was_answered(error: Exception) -> bool:
     if isinstance(error, DBAPIError):
         return error.statement is not None and not error.connection_invalidated
     return isinstance(error, LockError) and not isinstance(error, (LockLost, PoolTimeout))
-
-
-def is_temporary(error: Exception) -> bool:
-    """Whether the database is unavailable for the moment, as opposed to a permanent error."""
-    if isinstance(error, DBAPIError):
-        return error.connection_invalidated or not isinstance(error, (ProgrammingError, DataError, IntegrityError))
-    return isinstance(
-        error, (LockTimeout, LockLost, MustRollback, NotWritable, SQLAlchemyPoolTimeout, DriverTimeout, OSError)
-    )

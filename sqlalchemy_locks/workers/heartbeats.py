@@ -25,7 +25,7 @@ from sqlalchemy_locks.core.transaction import sleep_for
 from sqlalchemy_locks.queue.liveness import AddWorker, RemoveWorker, SendHeartbeat
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.workers.config import WorkerConfig
-from sqlalchemy_locks.workers.database import WorkerDatabase, is_temporary, log
+from sqlalchemy_locks.workers.database import WorkerDatabase, log
 
 #: the pause after a heartbeat that failed: the first one in seconds, and the longest as a part of the interval
 _FIRST_RETRY, _LONGEST_RETRY = 0.1, 0.25
@@ -148,7 +148,7 @@ class Heartbeats:
         try:
             self._send(database)
         except Exception as error:
-            if not is_temporary(error):
+            if not database.is_temporary(error):
                 return self._fail(error)
             log(logging.WARNING, "A heartbeat could not be sent: %s", error)
             self._failures += 1

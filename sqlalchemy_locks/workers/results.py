@@ -18,7 +18,7 @@ from sqlalchemy_locks.errors import Discard, Retry
 from sqlalchemy_locks.queue.acknowledge import DEAD, RUNNING, skip_locked
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.workers.config import WorkerConfig
-from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, is_temporary, log
+from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, log
 from sqlalchemy_locks.workers.running_job import RunningJob
 
 #: how long a job whose row was locked is left alone, in seconds: a job that seems to have stalled when its row is
@@ -93,7 +93,7 @@ class PendingAcks:
         try:
             self._complete(jobs, waits)
         except Exception as error:
-            if is_temporary(error):
+            if self._database.is_temporary(error):
                 raise
             self._send_each(jobs, lambda job: self._complete([job], waits))
 
@@ -113,7 +113,7 @@ class PendingAcks:
             try:
                 send(job)
             except Exception as error:
-                if is_temporary(error):
+                if self._database.is_temporary(error):
                     raise
                 refused = refused or error
         if refused is not None:

@@ -30,7 +30,7 @@ from sqlalchemy_locks.queue.jobs import BEGUN, COUNTED_AHEAD, ORDER
 from sqlalchemy_locks.queue.liveness import ReadHeartbeat
 from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig
-from sqlalchemy_locks.workers.database import WorkerDatabase, is_temporary, log, was_answered
+from sqlalchemy_locks.workers.database import WorkerDatabase, log, was_answered
 from sqlalchemy_locks.workers.events import JobReports, ObservedWorker
 from sqlalchemy_locks.workers.heartbeats import Heartbeats
 from sqlalchemy_locks.workers.results import LOCKED_INTERVAL, PendingAcks, Undecodable, failure_of
@@ -325,7 +325,7 @@ class WorkerState:
             try:
                 step()
             except Exception as error:
-                if not is_temporary(error):
+                if not self.database.is_temporary(error):
                     errors.append(error)
                     continue  # the other steps may succeed
                 log(logging.WARNING, "Database unavailable: %s", error)
@@ -374,7 +374,7 @@ class WorkerState:
             try:
                 rows, number = self.database.perform(fetching)
             except Exception as error:
-                if not completed or is_temporary(error):
+                if not completed or self.database.is_temporary(error):
                     raise
                 self.acks.send_completed()  # one of them is refused
             else:

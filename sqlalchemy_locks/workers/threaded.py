@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import logging
+import os
 import queue as queues
 import selectors
 import signal
@@ -294,6 +295,8 @@ def _signals(stop: Callable[..., None]) -> Iterator[None]:
         if stopped:  # the second one ends the process, or does what it did before
             signal.signal(number, before[number])
             signal.raise_signal(number)
+            if before[number] == signal.SIG_DFL:
+                os._exit(128 + number)  # of a container's first process the kernel ignores a signal's default effect
         stopped = True
         stop()
 

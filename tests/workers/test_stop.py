@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 import threading
+import time
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
@@ -404,3 +407,52 @@ def test_a_worker_runs_once_at_a_time(lite: Engine) -> None:
         with pytest.raises(sl.ReentryError, match="running already"):
             worker.run(until_empty=True)
     worker.run(until_empty=True)
+
+
+FIRST_PROCESS = """
+import asyncio, sys, threading, time
+from sqlalchemy import create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.orm import Session
+import sqlalchemy_locks as sl
+
+engine, queue = create_engine(sys.argv[1]), sl.Queue()
+with Session(engine) as session, session.begin():
+    session.execute(queue.put(1, queue=sys.argv[2]))
+
+def handle(job):
+    print("begun", flush=True)
+    time.sleep(3600)
+
+async def handle_in_task(job):
+    print("begun", flush=True)
+    await asyncio.sleep(3600)
+
+if sys.argv[3] == "threads":
+    sl.Worker(queue, handle, bind=engine, name=sys.argv[2], grace=3600).run()
+else:
+    bind = create_async_engine(sys.argv[1].replace("sqlite:", "sqlite+aiosqlite:"))
+    asyncio.run(sl.AsyncWorker(queue, handle_in_task, bind=bind, name=sys.argv[2], grace=3600).run())
+"""
+
+
+@pytest.mark.parametrize("kind", ["threads", "tasks"])
+def test_second_signal_ends_a_containers_first_process(servers: Servers, kind: str) -> None:
+    """The kernel ignores its signals' default effects."""
+    as_first = ["unshare", "--pid", "--fork", "--kill-child"]
+    with contextlib.suppress(OSError):
+        if subprocess.run([*as_first, "true"], capture_output=True).returncode == 0:
+            arguments = [servers.installed("sqlite", "pysqlite"), f"first process {kind}", kind]
+            command = [*as_first, sys.executable, "-c", FIRST_PROCESS, *arguments]
+            with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == "begun\n"
+                (first,) = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+                deadline = time.monotonic() + PATIENCE
+                while process.poll() is None and time.monotonic() < deadline:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(first), signal.SIGTERM)
+                    time.sleep(0.05)
+                assert process.poll() == 128 + signal.SIGTERM
+            return
+    pytest.skip("this user may not make a namespace of processes")

@@ -29,7 +29,7 @@ def refusing(engine: Engine, *parts: str) -> Iterator[None]:
 
     def look(_connection: Any, _cursor: Any, statement: str, *_: Any) -> None:
         if any(part in statement.replace("`", "") for part in parts):
-            raise OperationalError(statement, {}, Exception("canceling statement due to statement timeout"))
+            raise OperationalError(statement, {}, Exception("interrupted"))
 
     event.listen(engine, "before_cursor_execute", look)
     try:

@@ -1,0 +1,93 @@
+"""Settings of servers and drivers under which locks work, or are refused by a sentence before any effect."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import pytest
+from sqlalchemy import Engine, create_engine, text
+from sqlalchemy.pool import NullPool
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks import health
+from tests.fixtures.engines import MakeEngine
+from tests.fixtures.parties import unused
+
+POSTGRESQL = [
+    "standard_conforming_strings=off",
+    "backslash_quote=off",
+    "bytea_output=escape",
+    "extra_float_digits=-15",
+    "IntervalStyle=sql_standard",
+    "TimeZone=Asia/Kathmandu",
+    "default_transaction_deferrable=on",
+    "search_path=",
+]
+MYSQL = [
+    "sql_mode = 'ANSI_QUOTES,NO_BACKSLASH_ESCAPES,PAD_CHAR_TO_FULL_LENGTH,STRICT_ALL_TABLES'",
+    "sql_mode = ''",
+    "sql_auto_is_null = 1",
+    "autocommit = 0",
+    "time_zone = '+05:45'",
+]
+
+
+def used(engine: Engine) -> None:
+    locks, queue, name = sl.Locks(engine), sl.Queue(), unused("queue")
+    with locks.exclusive(unused(), timeout=5), locks.lease(unused(), ttl=60):
+        pass
+    assert locks.mutex.acquire(unused())
+    locks.run(queue.put({"a": "\\ ' \""}, queue=name))
+    (job,) = locks.run(queue.capture(queue=name))
+    assert job.payload == {"a": "\\ ' \""}
+    assert locks.run(queue.complete(job)) == 1
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+@pytest.mark.parametrize("setting", [*POSTGRESQL, "DateStyle=German"])
+def test_postgresql_works_under(engine_to: MakeEngine, setting: str, driver: str) -> None:
+    engine = engine_to("postgresql15", driver, connect_args={"options": f"-c {setting}"})
+    if setting.startswith("DateStyle") and driver == "psycopg":
+        with pytest.raises(sl.Unsupported, match="DateStyle"):
+            sl.Locks(engine).mutex.acquire(unused())
+        with engine.connect() as connection:
+            problems = [each.says for each in health.examine(connection) if each.level == "problem"]
+        assert "DateStyle" in problems[0]
+        return
+    used(engine)
+    with engine.connect() as connection:
+        assert connection.scalar(text("SELECT lock.key('a', 'b')")) == sl.lock.key("a", "b")
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+@pytest.mark.parametrize("setting", MYSQL)
+def test_innodb_works_under(engine_to: MakeEngine, name: str, setting: str) -> None:
+    used(engine_to(name, connect_args={"init_command": f"SET SESSION {setting}"}))
+
+
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+def test_chained_transactions_are_refused(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name, connect_args={"init_command": "SET SESSION completion_type = CHAIN"})
+    with pytest.raises(sl.Unsupported, match="completion_type"):
+        sl.Locks(engine).exclusive(unused()).__enter__()
+    with engine.connect() as connection:
+        problems = [each.says for each in health.examine(connection) if each.level == "problem"]
+    assert any("completion_type" in says for says in problems)
+
+
+class Strict(sqlite3.Connection):
+    """What connect(autocommit=False) of Python 3.12 gives, as far as it is asked here."""
+
+    autocommit = False
+
+
+def test_sqlite3_without_autocommit(servers: Any) -> None:
+    url = servers.installed("sqlite", "pysqlite")
+    engine = create_engine(url, connect_args={"factory": Strict}, poolclass=NullPool)
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        with pytest.raises(sl.Unsupported, match="autocommit=False"):
+            connection.execute(sl.Queue().put(1))
+    sl.sqlite.begin_immediate(engine)
+    with pytest.raises(sl.Unsupported, match="begin_immediate"):
+        engine.connect()

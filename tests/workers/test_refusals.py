@@ -1,0 +1,70 @@
+"""A permanent refusal of the server's ends a worker, with its error; whatever passes by itself doesn't."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import DBAPIError, OperationalError
+
+import sqlalchemy_locks as sl
+from sqlalchemy_locks.dialects import backend_named
+from tests.fixtures.parties import INNODB
+from tests.fixtures.queues import MakeEngine
+
+MISSING = ["SELECT no_such_column", "SELECT * FROM no_such_table", "SELECT FROM WHERE"]
+#: what the server refuses whenever it is sent
+REFUSED = {
+    "postgresql15": [*MISSING, "DO $$BEGIN RAISE EXCEPTION 'a trigger says no'; END$$"],
+    "mysql": MISSING,
+    "mariadb": MISSING,
+    "sqlite": MISSING,
+}
+PERMANENT: dict[str, list[Any]] = {
+    "postgresql": ["42501", "42703", "P0001", "0A000", "23505", "22P02"],
+    "mysql": [1044, 1054, 1142, 1143, 1227, 1146, 1665, 1364],
+    "mariadb": [1142, 1227, 1665],
+    "sqlite": ["no such column: a", "too many SQL variables", "attempt to write a readonly database"],
+}
+PASSING: dict[str, list[Any]] = {
+    "postgresql": ["53100", "53300", "55006", "57P03", "58030", "40001", "XX000", None],
+    "mysql": [1021, 1040, 1041, 1047, 1114, 1203, 1206, 1213, 2013, 3101, 9001, "a text"],
+    "mariadb": [1020, 1021, 1040, 1047, 1114, 1927],
+    "sqlite": ["disk I/O error", "database or disk is full", "unable to open database file", "database is locked"],
+}
+
+
+@pytest.mark.parametrize(("name", "refused"), [(name, each) for name, several in REFUSED.items() for each in several])
+def test_refusal_ends_the_worker(engine_to: MakeEngine, name: str, refused: str) -> None:
+    engine = engine_to(name)
+    worker = sl.Worker(sl.Queue(), lambda job: None, bind=engine, name="refused", poll=0.1)
+
+    @event.listens_for(engine, "before_cursor_execute", retval=True)
+    def replace(connection: Any, cursor: Any, statement: str, parameters: Any, *_: Any) -> Any:
+        refuses = "processing_host" in statement and "UPDATE" in statement.upper()
+        refuses = refuses or ("SELECT" in statement and "run_at" in statement)
+        empty: Any = {} if isinstance(parameters, dict) else ()
+        return (refused, empty) if refuses else (statement, parameters)
+
+    with pytest.raises((DBAPIError, sl.NotInstalled)):
+        worker.run(until_empty=True)
+
+
+@pytest.mark.parametrize("name", PASSING)
+def test_what_passes_is_temporary(name: str) -> None:
+    class Refusal(Exception):
+        sqlstate: Any = None
+
+    for signs, temporary in ((PASSING, True), (PERMANENT, False)):
+        for sign in signs[name]:
+            refusal = Refusal(sign, "refused")
+            refusal.sqlstate = sign
+            assert backend_named(name).temporary(OperationalError("SELECT 1", {}, refusal)) is temporary, sign
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_statement_binlog_is_refused_by_a_sentence(name: str) -> None:
+    error = backend_named(name).translate(OperationalError("INSERT", {}, Exception(1665, "BINLOG_FORMAT = STATEMENT")))
+    assert isinstance(error, sl.Unsupported)
+    assert "binlog_format" in str(error)
