@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,22 @@ def connected(url: URL, **options: Any) -> Iterator[Connection]:
             yield connection
     finally:
         engine.dispose()
+
+
+def run_with(url: URL, migrate: Callable[[Connection], None]) -> None:
+    """Call a function with a connection, as a sync or an async ``env.py`` does."""
+    if not url.get_dialect().is_async:
+        with connected(url) as connection:
+            migrate(connection)
+        return
+
+    async def main() -> None:
+        engine = create_async_engine(url)
+        async with engine.connect() as connection:
+            await connection.run_sync(migrate)
+        await engine.dispose()
+
+    asyncio.run(main())
 
 
 def project(folder: Path, url: URL, kind: str, revisions: int) -> None:
@@ -234,18 +250,7 @@ def test_what_the_role_limits_does_not_end_it(fresh: Fresh, server: str, driver:
                 *["SELECT pg_sleep(0.2)"] * 2,
             )
 
-    if driver == "asyncpg":
-
-        async def main() -> None:
-            engine = create_async_engine(url)
-            async with engine.connect() as connection:
-                await connection.run_sync(migrate)
-            await engine.dispose()
-
-        asyncio.run(main())
-    else:
-        with connected(url) as connection:
-            migrate(connection)
+    run_with(url, migrate)
 
 
 @pytest.mark.parametrize(
@@ -268,18 +273,7 @@ def test_its_connection_is_never_idle_for_long(
             while not (pings.acquire(blocking=False) and pings.acquire(blocking=False)):
                 connection.execute(sa.text(sleep))
 
-    if driver == "psycopg":
-        with connected(url) as connection:
-            migrate(connection)
-        return
-
-    async def main() -> None:
-        engine = create_async_engine(url)
-        async with engine.connect() as connection:
-            await connection.run_sync(migrate)
-        await engine.dispose()
-
-    asyncio.run(main())
+    run_with(url, migrate)
 
 
 def test_a_database_in_memory_needs_none() -> None:
