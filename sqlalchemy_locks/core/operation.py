@@ -237,17 +237,17 @@ class OperationImpl:
             COMMIT, when the effect ends with the transaction.
         """
         if self.held_by == "transaction":
-            self.refuse_two_phase(execution)
+            if execution.backend.key_rows:
+                self.refuse_two_phase(execution)
             if execution.backend.autocommit(execution.connection):
                 raise execution.refused_autocommit()
 
     def refuse_two_phase(self, execution: Execution) -> None:
-        """:raises Unsupported: in a two-phase transaction of an engine that may release locks before its COMMIT."""
-        backend, transaction = execution.backend, execution.connection.get_transaction()
-        if backend.key_rows and isinstance(transaction, TwoPhaseTransaction):
+        """:raises Unsupported: in a two-phase transaction, where InnoDB may release locks before its COMMIT."""
+        if isinstance(execution.connection.get_transaction(), TwoPhaseTransaction):
             raise Unsupported(
-                f"{self.name} in a two-phase transaction of {backend.name} would end at PREPARE, before the COMMIT: "
-                "use a session without twophase=True, or Locks"
+                f"{self.name} in a two-phase transaction of {execution.backend.name} would end at PREPARE, before the "
+                "COMMIT: use a session without twophase=True, or Locks"
             )
 
 
@@ -510,7 +510,7 @@ class Execution:
         :raises LockTimeout: when somebody else's time limit has ended the wait for a lock.
         """
         connection, impl = self.connection, self.operation._impl
-        if was_ended(connection):
+        if connection.get_transaction() in _ended:
             raise MustRollback(
                 f"{impl.name}: {self.backend.name} has rolled this transaction back for an earlier error, and released "
                 "every lock that it held: roll it back here, too, and run it again"

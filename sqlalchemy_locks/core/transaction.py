@@ -379,7 +379,7 @@ class AfterBegin:
 
     def call(self, connection: Connection) -> None:
         """Call them for a transaction that has just begun."""
-        if self.is_heard():
+        if self._idle_session.dispatch.after_begin:
             session = self._session_maker(bind=connection, **IN_BLOCK)
             session.get_bind = lambda *_, **named: connection  # type: ignore[method-assign]
             session.connection()

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks._validation import timeout_seconds
-from sqlalchemy_locks.core.operation import Execution, backend_of, installation, prepare_commit
+from sqlalchemy_locks.core.operation import Execution, prepare_commit
 from sqlalchemy_locks.core.transaction import (
     FAILED,
     IN_BLOCK,
@@ -194,11 +194,11 @@ class ExclusiveBlock:
             raise ReentryError("this block is entered already: make one for each use")
         started = time.monotonic()
         try:
-            entry, one_lock = self._enter_context()
+            entry = self._record_keys()
             try:
-                held = self._queue_and_acquire(one_lock, started)
+                held = self._queue_and_acquire(started)
             except BaseException as error:
-                reentry.leave(entry)
+                entry.closed = True
                 if isinstance(error, LockTimeout):
                     self._emit("waited", waited=time.monotonic() - started, error=error)
                 raise
@@ -223,7 +223,7 @@ class ExclusiveBlock:
             raise ReentryError("this block is not entered")
         (held, entry, entered), self._entered = self._entered, None
         self._use.release()
-        reentry.leave(entry)
+        entry.closed = True
         on_lost = None
         try:
             on_lost, held._on_lost = held._on_lost, None  # from here on it is released, and not lost
@@ -240,30 +240,30 @@ class ExclusiveBlock:
     def _emit(self, event: str, **details: Any) -> None:
         self._locks._emit(event, "lock", self._names.values(), shared=self._shared, **details)
 
-    def _enter_context(self) -> tuple[reentry.HeldEntry, bool]:
-        """Record the keys as held by this thread or task; return the entry, and whether all keys are one lock.
+    def _record_keys(self) -> reentry.HeldEntry:
+        """Record the keys as held by this thread or task.
 
         :raises ReentryError: when it holds one of them already, so that acquiring it again would deadlock.
         """
-        engine = self._locks._engine
-        backend, owner = backend_of(engine.dialect), reentry.current_owner()
-        # elsewhere a key may be one of the whole database, in whatever schema or prefix the tables are
-        where = reentry.tables_of(engine) if backend.key_rows else None
-        keys = (0,) if backend.single_writer else self._names  # any two keys may be one lock
-        wanted = dict.fromkeys(zip(repeat((engine.dialect, where)), keys), 1)
+        locks, owner = self._locks, reentry.current_owner()
+        # elsewhere two schemas of one database may share a key
+        where = locks._tables if locks._backend.key_rows else None
+        keys = (0,) if locks._backend.single_writer else self._names  # any two keys may be one lock
+        wanted = dict.fromkeys(zip(repeat((locks._engine.dialect, where)), keys), 1)
         for entry in reentry.held_by("key", owner):
             for held in entry.held:
                 if held in wanted:
                     name = self._names.get(held[1])
-                    what = f"{backend.name}'s write lock, which every key is," if name is None else repr(name)
+                    what = f"{locks.engine_name}'s write lock, which every key is," if name is None else repr(name)
                     raise ReentryError(
                         f"this thread or task holds {what} already, and acquiring it again would deadlock: work in the "
                         "held.session of the block that holds it"
                     )
-        return reentry.enter("key", owner, wanted), backend.single_writer
+        return reentry.enter("key", owner, wanted)
 
-    def _queue_and_acquire(self, one_lock: bool, started: float) -> Held:
+    def _queue_and_acquire(self, started: float) -> Held:
         """Wait in the queue of this process for the first key, then in the database."""
+        one_lock = self._locks._backend.single_writer
         deadline = None if self._timeout is None else started + self._timeout
         engine, sleep, ticket = self._locks._engine, self._locks._sleep, None
 
@@ -273,10 +273,9 @@ class ExclusiveBlock:
         try:
             # sharers don't wait for one another, unless all keys are one lock; and timeout=0 doesn't wait
             if (one_lock or not self._shared) and self._timeout != 0:
-                # the options decide in which table the key is
-                where = installation(engine) if engine.get_execution_options() else None
                 first = 0 if one_lock else next(iter(self._names))
-                ticket = local_queues(engine.dialect).ticket(("key", where, first))
+                # the engine's options decide in which table the key is
+                ticket = local_queues(engine.dialect).ticket(("key", self._locks._installation, first))
                 if not ticket.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                     raise self._timed_out(self._holders_now())
             while True:
@@ -298,12 +297,16 @@ class ExclusiveBlock:
         """
         locks, engine = self._locks, self._locks._engine
         short = ShortTransaction(checked_out(partial(connect, engine)))
-        remaining = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
         try:
-            short.begin(wait=remaining)
+            short.begin(wait=math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
             locks._after_begin.call(short.connection)
             for key in self._names:
-                self._acquire_key(short, key, deadline)
+                remaining = None if deadline is None else deadline - time.monotonic()
+                late = remaining is not None and remaining <= 0  # a free key is acquired nevertheless
+                operation = acquire(key, shared=self._shared, tries=late)
+                execution = Execution(short.connection, operation, {}, wait=None if late else remaining)
+                if not execution.perform(unpack=True) and late:
+                    raise LockTimeout(f"the key {key} is locked")
                 if ticket is not None:
                     ticket.leave()
         except PoolTimeout as error:
@@ -319,14 +322,6 @@ class ExclusiveBlock:
             short.abandon(error)
             raise
         return Held(short, locks._session_maker, lambda error: self._emit("lost", error=error))
-
-    def _acquire_key(self, short: ShortTransaction, key: int, deadline: float | None) -> None:
-        remaining = None if deadline is None else deadline - time.monotonic()
-        late = remaining is not None and remaining <= 0  # a free key is acquired nevertheless
-        operation = acquire(key, shared=self._shared, tries=late)
-        acquired = Execution(short.connection, operation, {}, wait=None if late else remaining).perform(unpack=True)
-        if late and not acquired:
-            raise LockTimeout(f"the key {key} is locked")
 
     def _holders_now(self) -> tuple[KeyHolder, ...]:
         """Return the holders of the keys; empty where all connections of the pool are in use."""

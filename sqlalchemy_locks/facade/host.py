@@ -21,6 +21,7 @@ from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, backend_of, installation
 from sqlalchemy_locks.core.transaction import OperationRunner, Sleep, sleep_for
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.forks import in_forked_child
 from sqlalchemy_locks.errors import UnknownTask
 from sqlalchemy_locks.runtime import reentry
@@ -46,6 +47,8 @@ class LockHost(Observed):
 
     def __init__(self, engine: Engine, session_maker: Callable[..., Session], owner: str | None) -> None:
         self._engine, self._session_maker = engine, session_maker
+        #: as far as it is known without a connection: whether it has one writer, and rows for keys
+        self._backend = backend_for(engine.dialect)
         self._sleep: Sleep = sleep_for(engine)
         self._nonce = secrets.token_hex(4)
         self.owner = self._process_name() if owner is None else valid_name(owner, "an owner")

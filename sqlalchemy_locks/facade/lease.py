@@ -223,7 +223,7 @@ class LeaseContext:
         assert self._entered is not None
         (grant, renewable, entry, began), self._entered = self._entered, None
         self._use.release()
-        reentry.leave(entry)
+        entry.closed = True
         renewable.closed = True
         lost = renewable.lost
         if lost.process != os.getpid():

@@ -34,7 +34,7 @@ class _ThreadLocal(threading.local):
 
 
 class HeldEntry:
-    """What one block holds: how often, by key. Only the block keeps a reference to it."""
+    """What one block holds: how often, by key. Only the block keeps a reference to it, and closes it at its end."""
 
     __slots__ = ("__weakref__", "closed", "held", "kind", "owner")
 
@@ -109,21 +109,11 @@ def refuse_write(engine: Engine) -> None:
 
 def enter(kind: str, owner: tuple[Any, ...], held: Mapping[Any, int]) -> HeldEntry:
     """Record that an owner holds this from now on: how often, by key."""
-    entry = HeldEntry(kind, owner, held)
-    _entries.set((*_open_entries(), weakref.ref(entry)))
-    return entry
-
-
-def leave(entry: HeldEntry) -> None:
-    """Record that it is held no longer."""
-    entry.closed = True
-    _entries.set(_open_entries())
-
-
-def _open_entries() -> tuple[weakref.ref[HeldEntry], ...]:
     open_refs = []
     for ref in _entries.get():
-        entry = ref()
-        if entry is not None and not entry.closed:
+        other = ref()
+        if other is not None and not other.closed:
             open_refs.append(ref)
-    return tuple(open_refs)
+    entry = HeldEntry(kind, owner, held)
+    _entries.set((*open_refs, weakref.ref(entry)))
+    return entry

@@ -36,7 +36,8 @@ class Guarded(SemaphoreImpl):
 
     def check_connection(self, execution: Execution) -> None:
         super().check_connection(execution)
-        self.refuse_two_phase(execution)
+        if execution.backend.key_rows:
+            self.refuse_two_phase(execution)
 
     def run(self, execution: Execution) -> bool:
         # not the base's, whose wait would limit the write, too: that is the app's own
