@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 from sqlalchemy import Join, Table, select
 
 from sqlalchemy_locks._validation import valid_int
-from sqlalchemy_locks.captures.operation import CaptureImpl, capture_operation
+from sqlalchemy_locks.captures.capture import CaptureImpl, capture_operation
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, search
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext, RowsOperation

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, select
 
 from sqlalchemy_locks._validation import MAX_SECONDS, bounded_seconds, valid_int, valid_name
+from sqlalchemy_locks.captures.capture import CaptureImpl, capture_operation
 from sqlalchemy_locks.captures.claims import claim_number, claim_of, drawn_claim, identity_roles, require_claim
-from sqlalchemy_locks.captures.operation import CaptureImpl, capture_operation
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec, inlined
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import ConditionalUpdate

@@ -23,7 +23,7 @@ try:
 except ModuleNotFoundError as error:
     raise missing("flask", error) from error
 
-from sqlalchemy_locks.dialects.forks import in_forked_child, replace_pool
+from sqlalchemy_locks._forks import in_forked_child, replace_pool
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import Maintenance

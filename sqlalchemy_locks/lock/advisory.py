@@ -18,7 +18,7 @@ from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
 from sqlalchemy_locks.dialects.postgresql import milliseconds
 from sqlalchemy_locks.errors import LockTimeout
 from sqlalchemy_locks.keys import as_key
-from sqlalchemy_locks.lock import innodb, write_lock
+from sqlalchemy_locks.lock import innodb, sqlite
 from sqlalchemy_locks.sql.elements import LOCK_KEY, LockFunction
 
 #: of the functions that wait: how long, in milliseconds
@@ -50,7 +50,7 @@ class _AcquireLock(OperationImpl):
     def build(self, context: BuildContext) -> Executable | None:
         mode = self.mode
         if not context.backend.schemas:
-            return write_lock.write_nothing(context) if context.backend.single_writer and not mode.tries else None
+            return sqlite.write_nothing(context) if context.backend.single_writer and not mode.tries else None
         allow_stale = true() if mode.allow_stale else false()
         if mode.tries:
             return select(LockFunction(self.function, LOCK_KEY, allow_stale, type_=Boolean()))
@@ -71,7 +71,7 @@ class _AcquireLock(OperationImpl):
         if backend.key_rows:
             return innodb.acquire(execution, shared=mode.shared, tries=mode.tries)
         if backend.single_writer:
-            return write_lock.try_write_lock(execution) if mode.tries else write_lock.wait_for_write_lock(execution)
+            return sqlite.try_write_lock(execution) if mode.tries else sqlite.wait_for_write_lock(execution)
         statement = self.statement(execution.context)
         assert statement is not None
         wait = None if execution.wait is None else milliseconds(execution.wait)

@@ -16,8 +16,8 @@ from typing import Any
 from sqlalchemy import Index, Integer, Row, Table, TypeDecorator, bindparam, literal_column, null, select, update
 from sqlalchemy.engine import Dialect
 
+from sqlalchemy_locks.captures.capture import CaptureImpl
 from sqlalchemy_locks.captures.claims import draw_claim, stored_proof
-from sqlalchemy_locks.captures.operation import CaptureImpl
 from sqlalchemy_locks.core.entities import MappedTable
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl
 from sqlalchemy_locks.core.roles import ONE, RoleColumns, RoleMapping

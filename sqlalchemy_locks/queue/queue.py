@@ -18,7 +18,7 @@ from uuid import UUID
 from sqlalchemy import Engine, Index, literal, select
 
 from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
-from sqlalchemy_locks.captures.operation import capture_operation
+from sqlalchemy_locks.captures.capture import capture_operation
 from sqlalchemy_locks.captures.statements import LIMIT
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.operation import Operation, RowsOperation

@@ -17,7 +17,7 @@ from weakref import WeakSet
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import await_only
 
-from sqlalchemy_locks.dialects.forks import in_forked_child
+from sqlalchemy_locks._forks import in_forked_child
 
 _QUEUES = "_sqlalchemy_locks_queues"
 #: the longest timeout in seconds that is passed to ``threading.Lock``, ten years

@@ -17,8 +17,8 @@ from typing import Any
 
 from sqlalchemy import Engine
 
+from sqlalchemy_locks._forks import in_forked_child
 from sqlalchemy_locks.core.operation import build_context, translated_schema
-from sqlalchemy_locks.dialects.forks import in_forked_child
 from sqlalchemy_locks.errors import ReentryError
 
 

@@ -10,10 +10,10 @@ from datetime import timedelta
 
 from sqlalchemy import Engine
 
+from sqlalchemy_locks._forks import replace_pool_in_forks
 from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
 from sqlalchemy_locks.core.transaction import shares_one_connection
 from sqlalchemy_locks.dialects import Backend, backend_for
-from sqlalchemy_locks.dialects.forks import replace_pool_in_forks
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.queue.queue import Queue
 
