@@ -21,7 +21,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy_locks import semaphore
-from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds, valid_int
+from sqlalchemy_locks._validation import timeout_seconds, valid_int
 from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.core.side_pool import SidePool
 from sqlalchemy_locks.core.transaction import ROW_TIMEOUT, OperationRunner
@@ -116,13 +116,13 @@ class LeaseContext:
                 "for what is held until it is released"
             )
         self._locks, self.timers = locks, timers
-        self._ttl = bounded_seconds(ttl, "ttl")
-        if self._ttl < 1:
-            raise ValueError(f"ttl is at least 1 second in a block that renews it three times in one, not {ttl!r}")
         self._timeout = timeout_seconds(timeout)
         self._external_id, self._owner = external_id, owner
         self._single = single
-        self._request = semaphore.acquire(permits, external_id=external_id, owner=owner, ttl=self._ttl)
+        self._request = semaphore.acquire(permits, external_id=external_id, owner=owner, ttl=ttl)
+        self._ttl: float = self._request._values["ttl_seconds"]
+        if self._ttl < 1:
+            raise ValueError(f"ttl is at least 1 second in a block that renews it three times in one, not {ttl!r}")
         self._permits: dict[str, int] = self._request._values["permits"]
         self._kind = "lease" if single else "semaphore"
         self._entered: tuple[Grant, RenewableLease, reentry.HeldEntry, float] | None = None
@@ -180,7 +180,15 @@ class LeaseContext:
         try:
             caller = reentry.current_owner()
             where = self._locks._engine.dialect, self._locks._tables
-            held = self._held_by(caller, where)
+            held: dict[str, int] = {}
+            for entry in reentry.held_by("permits", caller):
+                for (there, name), count in entry.held.items():
+                    if there == where and name in self._permits:
+                        held[name] = held.get(name, 0) + count
+            if self._single and held:
+                raise ReentryError(
+                    f"this thread or task holds {next(iter(held))!r} already: acquiring it again would deadlock"
+                )
             grant, asked_at = self._acquire(held)
             began = time.monotonic()
             # of an acquisition that was repeated, its reply lost, the capacity isn't known
@@ -251,19 +259,6 @@ class LeaseContext:
             lost.close()
             if self._locks._listened or is_logged():
                 self._emit("released", grant, held=time.monotonic() - began, error=outcome)
-
-    def _held_by(self, caller: tuple[Any, ...], where: tuple[Any, str]) -> dict[str, int]:
-        """Return how many permits of its semaphores the caller holds in blocks."""
-        held: dict[str, int] = {}
-        for entry in reentry.held_by("permits", caller):
-            for (there, name), count in entry.held.items():
-                if there == where and name in self._permits:
-                    held[name] = held.get(name, 0) + count
-        if self._single and held:
-            raise ReentryError(
-                f"this thread or task holds {next(iter(held))!r} already: acquiring it again would deadlock"
-            )
-        return held
 
     def _acquire(self, held: Mapping[str, int]) -> tuple[Grant, float]:
         """Return the grant, and from when its time counts."""

@@ -64,7 +64,11 @@ class AcquirePermits(base.SemaphoreImpl):
         return select(*answer).select_from(called)
 
     def arguments(self, execution: Execution) -> dict[str, Any]:
-        return {**super().arguments(execution), "nonce": execution.nonce, "queue_keys": _queue_keys(execution)}
+        arguments = {**super().arguments(execution), "nonce": execution.nonce}
+        if execution.is_retry:
+            # the first attempt may be about to be granted: a denial by the queue would hide that
+            arguments["queue_keys"] = None
+        return arguments
 
     def answer(self, execution: Execution, row: Row[Any]) -> Grant:
         state, replayed, token, expires_at, fences, exhausted, capacities = tuple(row)
@@ -97,8 +101,9 @@ class AcquirePermits(base.SemaphoreImpl):
 
     def _occupied_queues(self, execution: Execution, sql: Statements) -> list[str]:
         """Return the semaphores that others queue for, unless this request was granted already."""
-        backend, keys = execution.backend, _queue_keys(execution)
-        if not keys or backend.shortest_queue_wait is None:
+        backend, keys = execution.backend, execution.values["queue_keys"]
+        # the first attempt of a retry may be about to be granted: a denial by the queue would hide that
+        if execution.is_retry or not keys or backend.shortest_queue_wait is None:
             return []
         queues = zip(execution.values["names"], keys, strict=True)
         occupied = [name for name, key in queues if not backend.queue_is_free(execution.connection, key)]
@@ -207,12 +212,6 @@ class AcquirePermits(base.SemaphoreImpl):
             execution.execute(sql.start_lease, {"row_id": request, "now": now})
             began = now
         return utc(began + timedelta(seconds=ttl))
-
-
-def _queue_keys(execution: Execution) -> Sequence[int] | None:
-    # the first attempt of a retry may be about to be granted: a denial by the queue would hide that
-    keys: Sequence[int] | None = None if execution.is_retry else execution.values["queue_keys"]
-    return keys
 
 
 def _refused(execution: Execution, state: str, names: Any) -> Exception:
