@@ -137,12 +137,18 @@ def return_to_pool(connection: Connection, error: BaseException | None = None) -
     """
     if isinstance(error, NotWritable) and not (connection.closed or connection.invalidated):
         connection.invalidate()
+    pooled = None if connection.closed or connection.invalidated else connection.connection
     try:
         connection.close()
-    except (DBAPIError, connection.dialect.loaded_dbapi.Error) as raised:
-        if not connection.closed and not connection.invalidated:
-            connection.invalidate(raised)
+    except BaseException as raised:
+        if pooled is not None and pooled.is_valid:
+            # an error while the level is reset would keep the connection's place from the pool for good
+            pooled.detach()
+            pooled.invalidate(raised)
+        if not connection.closed:
             connection.close()
+        if not isinstance(raised, (DBAPIError, connection.dialect.loaded_dbapi.Error)):
+            raise
 
 
 @contextmanager

@@ -148,3 +148,29 @@ def test_timeout_includes_the_local_queue(engine_to: MakeEngine, watch: Callable
             later(wait, 0).result(PATIENCE)
     patient.result(PATIENCE)
     wait(None)
+
+
+@pytest.mark.parametrize(
+    ("name", "driver"), [("postgresql15", "psycopg2"), ("mysql", "pymysql"), ("mariadb", "pymysql")]
+)
+def test_connection_that_dies_while_its_level_is_reset(
+    engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str
+) -> None:
+    """SQLAlchemy takes its place out of the pool for good; the next caller would wait for it in vain."""
+    server, one = watch(name), {"pool_size": 1, "max_overflow": 0, "pool_timeout": 1}
+    # without a ROLLBACK before, which would find that it has died
+    engine = engine_to(name, driver, isolation_level="AUTOCOMMIT", pool_reset_on_return=None, **one)
+    locks, key = sl.Locks(engine), unused()
+    dying: list[int] = []
+
+    def die(connection: Any, *_: Any) -> None:
+        if dying:
+            server.kill(dying.pop())
+
+    event.listen(engine, "reset", die)
+    for _ in range(2):
+        with locks.exclusive(key) as held:
+            dying.append(server.backend(held.session.connection()))
+    assert not dying
+    assert locks.mutex.acquire(unused("mutex"))
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
