@@ -28,6 +28,15 @@ class Finding:
     says: str
 
 
+def idle_finding(period: str, setting: str) -> Finding:
+    """Warn of transactions that nothing ends while their process is stopped. :param setting: that would."""
+    says = (
+        f"a process that is stopped inside a transaction keeps its locks {period}: limit that by {setting}, for the "
+        "role or the connections of the app"
+    )
+    return Finding("idle transactions", "warning", says)
+
+
 def version_finding(name: str, version: str) -> Finding:
     """Compare a server's version with the oldest one that is supported.
 

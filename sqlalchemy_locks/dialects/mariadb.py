@@ -18,6 +18,7 @@ class MariaDB(MySQL):
     releases_skipped_rows = False  # when it searches by a secondary index
     level_setting = "tx_isolation"
     statement_limit = "max_statement_time"
+    idle_limit = "idle_transaction_timeout"
     shortest_row_wait = 0
 
     def role_name(self, role: str) -> str:

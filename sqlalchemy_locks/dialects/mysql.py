@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
 from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, TransactionState, not_writable, set_level
-from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
+from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, idle_finding, version_finding
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, Unsupported
 from sqlalchemy_locks.sql import clock, elements
 
@@ -44,8 +44,11 @@ _WITHOUT_TRANSACTIONS = text(
 )
 _SETTINGS = (
     "SHOW SESSION VARIABLES WHERE Variable_name IN"
-    " ('log_bin', 'binlog_format', 'completion_type', 'max_execution_time', 'max_statement_time')"
+    " ('log_bin', 'binlog_format', 'completion_type', 'max_execution_time', 'max_statement_time',"
+    " 'wait_timeout', 'idle_transaction_timeout')"
 )
+#: seconds for which an app's transaction is hardly ever idle
+_LONG_IDLE = 600
 #: A number, or from MariaDB 12 on a text; with the second setting alone, InnoDB grants a row's lock to two sessions.
 _WRITABLE = "CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') AND @@global.innodb_read_only = 0"
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
@@ -97,6 +100,8 @@ class MySQL(Backend):
     level_setting: ClassVar[str] = "transaction_isolation"
     #: the setting that limits a statement's time
     statement_limit: ClassVar[str] = "max_execution_time"
+    #: the setting that ends transactions which are idle
+    idle_limit: ClassVar[str] = "wait_timeout"
     #: the smallest innodb_lock_wait_timeout, in seconds
     shortest_row_wait: ClassVar[int] = 1
     shortest_queue_wait = 1
@@ -186,6 +191,9 @@ class MySQL(Backend):
         if float(limit):
             says = f"{self.statement_limit} is {limit}: it ends the waits of a session's locks, and not those of Locks"
             yield Finding("settings", "warning", says)
+        idle = min(int(settings[name]) for name in {"wait_timeout", self.idle_limit} if settings[name] != "0")
+        if idle > _LONG_IDLE:
+            yield idle_finding(f"for {idle} seconds", self.idle_limit)
         for table, engine in connection.execute(_WITHOUT_TRANSACTIONS):
             says = f"{table} is kept by {engine}, which has no row locks: a lock or capture on it is given to several"
             yield Finding("storage engine", "warning", f"{says}; ALTER TABLE {table} ENGINE=InnoDB")

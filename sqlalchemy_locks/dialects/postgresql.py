@@ -16,7 +16,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
 from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, T, TransactionState, not_writable, set_level
-from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, version_finding
+from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, idle_finding, version_finding
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, OutcomeUnknown, StaleSnapshot, Unsupported
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
@@ -166,6 +166,8 @@ class PostgreSQL(Backend):
             if ask(f"SELECT coalesce(current_setting('{limit}', true), '0')") != "0":
                 says = f"{limit} is set: it ends the waits of a session's locks, and not those of Locks"
                 yield Finding("settings", "warning", says)
+        if ask("SHOW idle_in_transaction_session_timeout") == "0":
+            yield idle_finding("for ever", "idle_in_transaction_session_timeout")
         if server.pooled:
             yield Finding("pooler", "warning", _POOLER)
 

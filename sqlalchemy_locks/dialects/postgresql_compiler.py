@@ -39,6 +39,18 @@ def _insert_absent(element: elements.InsertAbsent, compiler: Any, **kw: Any) -> 
     return f"{compiler.visit_insert(element, **kw)} ON CONFLICT DO NOTHING"
 
 
+@compiles(elements.LimitIdle, "postgresql", "yugabytedb")
+def _limit_idle(element: elements.LimitIdle, compiler: Any, **kw: Any) -> str:
+    (seconds,) = (compiler.process(part, **kw) for part in element.clauses)
+    setting = "'idle_in_transaction_session_timeout'"
+    present = f"extract(epoch FROM CAST(current_setting({setting}) AS interval))"
+    # 0 is no limit; in milliseconds, the longest one is 2147483647
+    return (
+        f"CASE WHEN {seconds} < coalesce(nullif({present}, 0), 2147483)"
+        f" THEN set_config({setting}, CAST(CAST(ceil({seconds} * 1000) AS bigint) AS text), true) END"
+    )
+
+
 @compiles(Payload, "postgresql", "yugabytedb")
 def _payload(element: Payload, compiler: Any, **kw: Any) -> str:
     return "JSONB"

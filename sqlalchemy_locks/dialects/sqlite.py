@@ -295,6 +295,11 @@ def _epoch(element: clock.Epoch, compiler: Any, **kw: Any) -> str:
     return "CAST(strftime('%s', 'now') AS INTEGER)"
 
 
+@compiles(elements.LimitIdle, "sqlite")
+def _limit_idle(element: elements.LimitIdle, compiler: Any, **kw: Any) -> str:
+    return "NULL"
+
+
 @compiles(elements.InsertAbsent, "sqlite")
 def _insert_absent(element: elements.InsertAbsent, compiler: Any, **kw: Any) -> str:
     return f"{compiler.visit_insert(element, **kw)} ON CONFLICT DO NOTHING"

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.sql.clock import Instant, Now, NowAfterWait, PlusSeconds
-from sqlalchemy_locks.sql.elements import InsertAbsent, ReadUncommitted
+from sqlalchemy_locks.sql.elements import InsertAbsent, LimitIdle, ReadUncommitted
 from sqlalchemy_locks.sql.tables import Tables
 
 ACQUIRED, RELEASED, EXPIRED, DENIED = "ACQUIRED", "RELEASED", "EXPIRED", "DENIED"
@@ -45,7 +45,8 @@ class Statements:
     find_request: Executable
     lock_request: Executable
     lock_request_by_row: Executable
-    #: with ``expired``, as of the instant at which the shared lock was granted
+    #: With ``expired``, as of the instant at which the shared lock was granted. Where the server can, it ends a
+    #: transaction that is then silent for longer than the time to live: no other could take the permits over.
     share_request: Executable
     share_request_by_row: Executable
     #: whether its time had run out when it ended, or has run out now; NULL without a time to live
@@ -241,7 +242,8 @@ def _share_request(req: Any, condition: Any, stale_reads: bool) -> Any:
         .where(condition)
         .with_for_update(read=True)
     )
-    return _with_expiry(row.cte("locked").prefix_with("MATERIALIZED"))
+    locked = row.cte("locked").prefix_with("MATERIALIZED")
+    return _with_expiry(locked).add_columns(LimitIdle(locked.c.ttl_seconds).label("idle"))
 
 
 def _with_expiry(request: Any) -> Any:

@@ -92,6 +92,16 @@ class ReleaseSessionLocks(FunctionElement[int]):
     inherit_cache = True
 
 
+class LimitIdle(FunctionElement[str]):
+    """Have the server end this transaction when it is silent for so many seconds, or less (PostgreSQL).
+
+    The argument is NULL for no limit. The value means nothing.
+    """
+
+    type = String()
+    inherit_cache = True
+
+
 class InsertAbsent(Insert):
     """An INSERT that ignores duplicate keys (not on MySQL and MariaDB, where that hides other errors)."""
 

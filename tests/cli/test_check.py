@@ -31,7 +31,10 @@ def executed(url: str, *commands: str) -> None:
 
 @pytest.mark.parametrize("engine", ["postgresql18", "yugabytedb"])
 def test_check_reports_all_is_well(engine: str, servers: Servers) -> None:
-    cli = Cli(servers.installed(engine, PLAIN[engine]))
+    url = servers.installed(engine, PLAIN[engine])
+    ((level, says),) = found(Cli(url), "idle transactions")
+    assert (level, "idle_in_transaction_session_timeout" in says) == ("warning", True)
+    cli = Cli(option(url, "-c idle_in_transaction_session_timeout=1min"))
     assert cli.json("check")["warnings"] == 0
     done = cli("check")
     assert done.stdout.splitlines()[-1] == "All is well"
@@ -114,6 +117,8 @@ def test_check_warns_of_mysql_defaults(servers: Servers) -> None:
         ((level, says),) = found(cli, "isolation")
         assert (level, "REPEATABLE READ" in says) == ("warning", True)
         assert [level for level, _ in found(cli, "settings")] == ["ok"]
+        ((level, says),) = found(cli, "idle transactions")
+        assert (level, "for 28800 seconds" in says) == ("warning", True)
         assert "Locks work here" in cli("check").stdout
 
 

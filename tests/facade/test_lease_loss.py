@@ -102,6 +102,24 @@ def test_process_stopped_past_ttl_knows_immediately(
     assert sl.Locks(engine).release(next_one) is sl.Released.RELEASED
 
 
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
+def test_process_stopped_in_its_guarded_write_is_replaced(
+    name: str, servers: Any, engine_to: MakeEngine, document: Any
+) -> None:
+    engine, lease = engine_to(name), unused("lease")
+    document(engine)
+    with Holder(installed(servers, name), lease, 1) as holder:
+        assert holder.asked("write slowly") == "not committed yet"
+        with holder.stopped():
+            # the server ends its transaction, which locks the row of its request
+            next_one = sl.Locks(engine).acquire({lease: 1}, ttl=3600, timeout=PATIENCE)
+            assert sl.Locks(engine).run(sl.guarded(write("the next one's"), next_one)) is True
+        assert [holder.asked(word) for word in ("commit", "leave")] == ["disconnected", "left"]
+    with engine.connect() as connection:
+        assert connection.scalar(select(DOCUMENT.c.body)) == "the next one's"
+    assert sl.Locks(engine).release(next_one) is sl.Released.RELEASED
+
+
 def test_process_stopped_within_ttl_still_holds(servers: Any, engine_to: MakeEngine, document: Any) -> None:
     name = "postgresql15"
     engine, lease = engine_to(name), unused("lease")

@@ -72,6 +72,24 @@ def test_release_during_own_guarded_write_times_out(name: str, engine_to: MakeEn
     assert locks.release(grant) is sl.Released.RELEASED
 
 
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
+def test_guarded_limits_how_long_its_transaction_may_be_idle(name: str, engine_to: MakeEngine) -> None:
+    engine = engine_to(name)
+    locks, sem = sl.Locks(engine), made(engine, 5)
+    nothing = update(tables("lock", "").semaphore).where(false()).values(capacity=0)
+    limits = [("0", 90.5, "90500ms"), ("1d", 60, "1min"), ("500ms", 60, "500ms"), ("0", None, "0"), ("1h", 1e8, "1h")]
+    for present, ttl, limit in limits:
+        grant = locks.acquire({sem: 1}, ttl=ttl)
+        with engine.connect() as connection:
+            connection.exec_driver_sql(f"SET idle_in_transaction_session_timeout = '{present}'")
+            connection.commit()
+            connection.scalar(sl.guarded(nothing, grant))
+            show = text("SHOW idle_in_transaction_session_timeout")
+            assert (present, ttl, connection.scalar(show)) == (present, ttl, limit)
+            connection.commit()
+            assert connection.scalar(show) == present
+
+
 @pytest.mark.parametrize("level", ["READ COMMITTED", "AUTOCOMMIT"])
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])

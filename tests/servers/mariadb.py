@@ -24,10 +24,6 @@ class MariaDB(MySQLCompatible):
         **{f"mariadb+{name}": f"mariadb+{name}" for name in ("pymysql", "aiomysql", "asyncmy")},
     }
 
-    def __init__(self, *options: str) -> None:
-        super().__init__("mariadb")
-        self._more = options
-
     def _prepare(self) -> None:
         super()._prepare()
         self._program, install, *_ = (
@@ -46,4 +42,4 @@ class MariaDB(MySQLCompatible):
     def _command(self) -> list[str | Path]:
         # such as --innodb-snapshot-isolation=ON, the default of later versions
         more = os.environ.get("MARIADB_OPTIONS", "").split()
-        return [self._program, "--no-defaults", *self._options(), *self._more, *more]
+        return [self._program, "--no-defaults", *self._options(), *more]

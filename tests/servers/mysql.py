@@ -25,6 +25,10 @@ class MySQLCompatible(SQLServer):
     #: flush the log at each commit (1), or once a second (2)
     flush = 2
 
+    def __init__(self, *options: str) -> None:
+        super().__init__(self.kind)
+        self._more = options
+
     def _quoted(self, name: str) -> str:
         return "`" + name.replace("`", "``") + "`"
 
@@ -56,6 +60,7 @@ class MySQLCompatible(SQLServer):
             "--innodb-lock-wait-timeout=240",
             "--skip-log-bin",
             "--skip-name-resolve",
+            *self._more,
         ]
 
 
@@ -83,9 +88,6 @@ class MySQL(MySQLCompatible):
         "aiomysql": "mysql+aiomysql",
         "asyncmy": "mysql+asyncmy",
     }
-
-    def __init__(self) -> None:
-        super().__init__("mysql")
 
     def _prepare(self) -> None:
         super()._prepare()

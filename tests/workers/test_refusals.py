@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import backend_named
-from tests.fixtures.parties import INNODB
+from sqlalchemy_locks.health import examine
+from tests.conftest import PLAIN, Servers, install, not_here
+from tests.fixtures.parties import INNODB, connected
 from tests.fixtures.queues import MakeEngine
+from tests.servers import Unavailable
+from tests.servers.mariadb import MariaDB
+from tests.servers.mysql import MySQL
 
 MISSING = ["SELECT no_such_column", "SELECT * FROM no_such_table", "SELECT FROM WHERE"]
 #: what the server refuses whenever it is sent
@@ -63,8 +68,48 @@ def test_what_passes_is_temporary(name: str) -> None:
             assert backend_named(name).temporary(OperationalError("SELECT 1", {}, refusal)) is temporary, sign
 
 
-@pytest.mark.parametrize("name", INNODB)
-def test_statement_binlog_is_refused_by_a_sentence(name: str) -> None:
-    error = backend_named(name).translate(OperationalError("INSERT", {}, Exception(1665, "BINLOG_FORMAT = STATEMENT")))
-    assert isinstance(error, sl.Unsupported)
-    assert "binlog_format" in str(error)
+@pytest.mark.parametrize("name", ["postgresql15", *INNODB])
+def test_user_without_a_privilege(name: str, servers: Servers) -> None:
+    url = make_url(servers.fresh(name, PLAIN[name]))
+    user, postgresql = f"worker_{url.database}", name == "postgresql15"
+    create = f"CREATE ROLE {user} LOGIN" if postgresql else f"CREATE USER '{user}' IDENTIFIED BY 'x'"
+    with connected(url) as owner, connected(url.set(username=user, password="x")) as engine:
+        with owner.begin() as connection:
+            connection.exec_driver_sql(create)
+        install(url.render_as_string(hide_password=False), grant_to=user)
+        with owner.begin() as connection:
+            connection.execute(sl.Queue().put("a job"))
+            connection.exec_driver_sql(f"REVOKE UPDATE ON {'lock.job' if postgresql else 'lock_job'} FROM {user}")
+        for refused in (
+            sl.Worker(sl.Queue(), print, bind=engine).run,
+            lambda: sl.Locks(engine).run(sl.Queue().capture()),
+        ):
+            with pytest.raises(DBAPIError, match="--grant-to"):
+                refused()
+
+
+@pytest.mark.parametrize("kind", INNODB)
+def test_statement_binlog(kind: str) -> None:
+    options = ("--log-bin=binlog", "--binlog-format=STATEMENT", "--server-id=1")
+    try:
+        server = (MySQL if kind == "mysql" else MariaDB)(*options).start()
+    except Unavailable as why:
+        not_here(why)
+    with server:
+        server.create_database("statement")
+        url = server.url("pymysql", "statement")
+        install(url)
+        job = sl.Queue().put("a job")
+        with connected(url) as engine:
+            with engine.begin() as connection:
+                connection.execute(job)  # at REPEATABLE READ
+                problems = [each.says for each in examine(connection) if each.level == "problem"]
+            assert ["binlog_format=STATEMENT" in says for says in problems] == [True]
+            refusing = [
+                sl.Worker(sl.Queue(), print, bind=engine).run,
+                lambda: sl.Locks(engine).run(job),
+                lambda: sl.Locks(engine).exclusive("a").__enter__(),
+            ]
+            for refused in refusing:
+                with pytest.raises(sl.Unsupported, match="binlog_format"):
+                    refused()
