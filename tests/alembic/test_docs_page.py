@@ -20,7 +20,6 @@ from tests.fixtures.forks import main
 
 PAGE = ROOT / "docs" / "alembic.md"
 BLOCKS = blocks(PAGE)
-RELEASED = Path(__file__).parent / "released"
 RECORD = [(step, "revisions") for step in STEPS]
 
 
@@ -135,10 +134,3 @@ def test_the_filter_of_the_page_excludes_the_tables() -> None:
         for name, schema in [("installed", "lock"), ("lock_installed", None), ("spatial_ref_sys", None), ("a", None)]
     }
     assert answers == {"installed": False, "lock_installed": False, "spatial_ref_sys": False, "a": True}
-
-
-@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "sql"], ids=lambda block: block.id)
-def test_the_sql_of_the_page_is_released(block: Block) -> None:
-    kind, name = block.mark.split()
-    assert kind == "written:"
-    assert block.text.strip() in (RELEASED / f"{name}.sql").read_text()

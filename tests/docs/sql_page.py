@@ -11,14 +11,15 @@ import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import BigInteger, Engine, String, Text, create_engine, event, update
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqlalchemy_locks as sl
 from tests import servers as real
 from tests.conftest import PLAIN, Servers, install
-from tests.docs import shown
 from tests.docs.pages import ROOT
 
 PAGE = ROOT / "docs" / "sql.md"
@@ -38,16 +39,50 @@ This page is made from the code: each operation was executed in a transaction on
 statements, in order. `:name` is a parameter. Engines with the same statements share a block. The statements that verify
 the server's settings, once per engine of the app, are left out, and so is the first use of a new key.
 
-The functions that PostgreSQL and YugabyteDB call are shown where they are explained: [the locks](lock.md#postgresql),
-[semaphores](semaphore.md#postgresql-and-yugabytedb).
+What they are for: [locks](how-locks-work.md), [semaphores](how-semaphores-work.md), [mutexes, periods, captures,
+jobs](how-rows-work.md).
 """
+#: bodies of functions, by their files in alembic_templates/sql
+FUNCTIONS = {
+    "PostgreSQL": "advisory/exclusive.sql",
+    "YugabyteDB": "yugabytedb/exclusive.sql",
+    "PostgreSQL, locking=table": "table/exclusive.sql",
+    "PostgreSQL and YugabyteDB: an acquire": "semaphore/semaphore_acquire.sql",
+    "PostgreSQL and YugabyteDB: a release": "semaphore/semaphore_release.sql",
+}
+
+
+class Base(DeclarativeBase):
+    pass
+
+
+class Import(Base):
+    __tablename__ = "imports"
+    name: Mapped[str] = mapped_column(String(64), primary_key=True)
+    locked: Mapped[bool]
+    version: Mapped[int] = mapped_column()
+    __mapper_args__ = {"version_id_col": version}
+
+
+class Order(Base):
+    __tablename__ = "orders"
+    id: Mapped[int] = mapped_column(primary_key=True)
+    status: Mapped[str] = mapped_column(String(20))
+
+
+class Document(Base):
+    __tablename__ = "document"
+    id: Mapped[int] = mapped_column(BigInteger, primary_key=True, autoincrement=False)
+    body: Mapped[str] = mapped_column(Text)
+    fence: Mapped[int] = mapped_column(BigInteger)
+
 
 _mutex, _timeout, _queue, _tasks = sl.Mutex(), sl.Timeout(), sl.Queue(), sl.StateTransition()
 _hourly = sl.Timeout(every=3600, windowed=True)
 _daily = sl.Timeout(every=86400, windowed=True, tz="Europe/Paris")
-_order, _document, _import = shown.Order, shown.document, shown.Import
+_order, _document, _import = Order, Document.__table__, Import
 _own = sl.Mutex(_import, id=_import.name, acquired=_import.locked)
-_write = shown.update(_document).where(_document.c.id == 1).values(body="text")
+_write = update(_document).where(_document.c.id == 1).values(body="text")
 
 #: operations as a caller writes them; functions are called with the names above
 OPERATIONS: dict[str, dict[str, Any]] = {
@@ -111,6 +146,10 @@ OPERATIONS: dict[str, dict[str, Any]] = {
     },
     "Queue": {
         'queue.put({"to": "a@example.org"}, queue="mail")': lambda: _queue.put({"to": "a@example.org"}, queue="mail"),
+        'queue.put({"product": 7}, queue="index", unique="product:7")': lambda: _queue.put(
+            {"product": 7}, queue="index", unique="product:7"
+        ),
+        'queue.cancel("...")': lambda: _queue.cancel(UUID(int=1)),
         'queue.capture(10, queue="mail", host="web-1")': lambda: _queue.capture(10, queue="mail", host="web-1"),
         "queue.complete(jobs)": lambda: _queue.complete((1, 1)),
         'queue.fail(job, error="no route to host")': lambda: _queue.fail((1, 1), error="no route to host"),
@@ -125,8 +164,7 @@ def prepare(url: str) -> Engine:
     style = {"paramstyle": "named"} if url.startswith("sqlite") else {}
     level = {} if url.startswith("sqlite") else {"isolation_level": "READ COMMITTED"}
     engine = create_engine(url, **style, **level)
-    shown.Base.metadata.create_all(engine)
-    _document.metadata.create_all(engine)
+    Base.metadata.create_all(engine)
     locks = sl.Locks(engine)
     for made in (
         _mutex.create("task_a", "task_b"),
@@ -187,7 +225,18 @@ def page(of: dict[str, dict[str, str]]) -> str:
                 alike.setdefault(of[engine][operation], []).append(name)
             for text, names in alike.items():
                 parts.append(f'\n```sql title="{", ".join(names)}"\n{text}\n```\n')
+    parts.append("\n## Functions\n")
+    for title, file in FUNCTIONS.items():
+        body = (ROOT / "alembic_templates" / "sql" / file).read_text()
+        parts.append(f'\n```sql title="{title}, {file}"\n{body}```\n')
     return "".join(parts)
+
+
+def plain(statement: str) -> str:
+    """Return a statement without line breaks, as both versions of SQLAlchemy render it."""
+    # SQLAlchemy 2.1 compares a boolean with 1, where 2.0 uses it as the condition
+    statement = re.sub(r"('READ-UNCOMMITTED'\)|read_only = 0) = 1\b", r"\1", statement)
+    return re.sub(r"\s+", " ", statement).strip()
 
 
 def of_page(text: str, engine: str) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import re
 import subprocess
@@ -10,14 +9,22 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from flask import Flask
-from sqlalchemy import Engine, text
+from sqlalchemy import make_url, select
 
 from tests.conftest import PLAIN, Servers, install
-from tests.docs.pages import PAGES, blocks, engines, run
+from tests.docs.pages import PAGES, RECIPES, ROOT, blocks, engines, event_loop, run
+from tests.docs.recipes import Invoice
+from tests.fixtures.parties import connected
 
+#: the URLs of the pages
+ASYNC_URL = "postgresql+asyncpg://app:secret@localhost/app"
+PLAIN_URL = "postgresql+psycopg://app:secret@localhost/app"
+ASYNC_DRIVERS = {
+    "postgresql15": "postgresql+asyncpg",
+    "mysql": "mysql+aiomysql",
+    "mariadb": "mariadb+aiomysql",
+}
 #: Their snippets are run by tests/alembic (revisions and environments), by tests of their own, and by tests/redis.
 COMPILED_ONLY = {"alembic.md", "flask-migrate.md", "redis.md"}
 CASES = [(page, engine) for page in PAGES if page.name not in COMPILED_ONLY for engine in engines(page)]
@@ -28,28 +35,20 @@ def test_snippets_run(
     page: Path, engine: str, servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    urls = {}
     if engine == "pgbouncer":
         drivers = ("psycopg", "psycopg2", "asyncpg")
         urls = {f"postgresql+{driver}://app@pgbouncer:6432/app": servers.pooled(driver) for driver in drivers}
-    elif engine != "sqlite":
+    elif engine == "sqlite":
+        urls = {ASYNC_URL: "sqlite+aiosqlite:///app.db", PLAIN_URL: "sqlite:///app.db"}
+        if not run_commands(page):
+            install("sqlite:///app.db")
+    else:
         url = servers.fresh(engine, PLAIN[engine])
         install(url)
-        urls = {"sqlite:///app.db": url, "sqlite+aiosqlite:///app.db": url}
-    elif not run_commands(page):
-        install("sqlite:///app.db")
-    module = run(page, urls)
-    try:
-        if page.name == "index.md":
-            apps_answer(module)
-    finally:
-        for value in vars(module).values():
-            if isinstance(value, Engine):
-                value.dispose()
-            elif isinstance(value, Flask) and "sqlalchemy" in value.extensions:
-                with value.app_context():
-                    for engine in value.extensions["sqlalchemy"].engines.values():
-                        engine.dispose()
+        awaited = make_url(url).set(drivername=ASYNC_DRIVERS[engine]).render_as_string(hide_password=False)
+        urls = {ASYNC_URL: awaited, PLAIN_URL: url, "sqlite:///app.db": url, "sqlite+aiosqlite:///app.db": url}
+    with run(page, urls):
+        pass
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -78,33 +77,7 @@ def run_commands(page: Path) -> bool:
     return bool(commands)
 
 
-def apps_answer(module: Any) -> None:
-    """Send a request to each web app of the quick start."""
-    before = charged(module)
-
-    async def ask_fastapi() -> httpx.Response:
-        transport = httpx.ASGITransport(app=module.app)
-        async with module.app.router.lifespan_context(module.app):
-            async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
-                # maintenance, which starts with the app, sometimes holds the file's write lock
-                while (response := await client.post("/invoices/42/charge")).status_code == 423:
-                    await asyncio.sleep(0.1)
-        await module.app_engine.dispose()
-        return response
-
-    assert asyncio.run(ask_fastapi()).json() == before + 1
-    assert module.flask_app.test_client().post("/invoices/42/charge").text == str(before + 2)
-    assert charged(module) == before + 2
-    with module.flask_app.app_context():
-        module.db.engine.dispose()
-
-
-def charged(module: Any) -> int:
-    with module.engine.connect() as connection:
-        return int(connection.scalar(text("SELECT charged FROM invoice")))
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + RECIPES, ids=lambda page: page.name)
 def test_links_resolve(page: Path) -> None:
     for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", page.read_text()):
         path, _, anchor = target.partition("#")
@@ -115,3 +88,32 @@ def test_links_resolve(page: Path) -> None:
             for heading in re.findall(r"^#+ (.*)$", linked.read_text(errors="replace"), re.M)
         }
         assert not anchor or anchor in anchors, f"{target} has no such heading"
+
+
+SITE = re.search(r"^site_url: (\S+)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/llms.txt", "pyproject.toml"])
+def test_links_to_the_site_resolve(name: str) -> None:
+    assert SITE
+    paths = re.findall(rf"{re.escape(SITE[1])}([\w/-]*)", (ROOT / name).read_text())
+    assert paths
+    for path in paths:
+        assert (ROOT / "docs" / f"{path.rstrip('/') or 'index'}.md").is_file(), path
+    if name.endswith(".txt"):
+        pages = {str(page.relative_to(ROOT / "docs")) for page in (*PAGES[1:], *RECIPES)}
+        assert {f"{path.rstrip('/') or 'index'}.md" for path in paths} == pages
+
+
+def test_the_first_block_of_the_readme(servers: Servers) -> None:
+    (block,) = (block for block in blocks(PAGES[0]) if block.mark == "postgresql")
+    url = servers.fresh("postgresql15", PLAIN["postgresql15"])
+    with connected(url) as engine, engine.begin() as connection:
+        Invoice.metadata.create_all(connection)
+        connection.execute(Invoice.__table__.insert().values(id=42))
+    names: dict[str, Any] = {"Invoice": Invoice}
+    with event_loop() as loop:
+        block.execute(names, {ASYNC_URL: servers.url("postgresql15", "asyncpg", str(make_url(url).database))}, loop)
+        loop.run_until_complete(names["engine"].dispose())
+    with connected(url) as engine, engine.connect() as connection:
+        assert connection.scalar(select(Invoice.charged)) is True

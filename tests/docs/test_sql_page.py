@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import PLAIN, Servers
 from tests.docs import sql_page
-from tests.docs.test_sql import plain
+from tests.docs.pages import ROOT
 
 
 @pytest.mark.parametrize("name", sql_page.ENGINES)
@@ -16,7 +16,13 @@ def test_sql_page_shows_executed_statements(name: str, servers: Servers) -> None
         now = sql_page.executed(engine)
     finally:
         engine.dispose()
-    shown = sql_page.of_page(sql_page.PAGE.read_text(), name)
+    text = sql_page.PAGE.read_text()
+    shown = sql_page.of_page(text, name)
     assert shown.keys() == now.keys()
-    stale = [each for each in now if plain(shown[each]) != plain(now[each])]
+    stale = [each for each in now if sql_page.plain(shown[each]) != sql_page.plain(now[each])]
     assert stale == [], "run python -m tests.docs.sql_page"
+
+
+@pytest.mark.parametrize("file", sql_page.FUNCTIONS.values())
+def test_sql_page_shows_shipped_functions(file: str) -> None:
+    assert (ROOT / "alembic_templates" / "sql" / file).read_text() in sql_page.PAGE.read_text()

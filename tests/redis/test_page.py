@@ -21,8 +21,8 @@ def of(language: str) -> list[object]:
 
 def test_snippets_run(server: real.Redis, plain: redis.Redis) -> None:
     plain.flushall()
-    module = run(PAGE, {"redis://localhost:6379/0": server.url("redis")})
-    module.client.close()
+    with run(PAGE, {"redis://localhost:6379/0": server.url("redis")}) as module:
+        module.client.close()
     assert set(plain.keys("*:mutex")) == {b"{sqlalchemy_locks:default}:mutex", b"{sqlalchemy_locks:mail}:mutex"}
 
 
