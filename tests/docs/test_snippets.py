@@ -117,3 +117,11 @@ def test_the_first_block_of_the_readme(servers: Servers) -> None:
         loop.run_until_complete(names["engine"].dispose())
     with connected(url) as engine, engine.connect() as connection:
         assert connection.scalar(select(Invoice.charged)) is True
+
+
+def test_pages_are_short() -> None:
+    words = {page: len(page.read_text().split()) for page in (*PAGES[1:], *RECIPES)}
+    assert [page.name for page in RECIPES if words[page] > 300] == []
+    patterns = ("lock", "mutex", "semaphore", "lease", "queue")
+    assert [name for name in patterns if words[ROOT / "docs" / f"{name}.md"] > 1500] == []
+    assert sum(number for page, number in words.items() if page.name not in ("sql.md", "reference.md")) <= 32000
