@@ -35,7 +35,7 @@ from sqlalchemy_locks.captures.statements import (
     capture_unordered,
     criteria,
     key_parameters,
-    keys_as_or,
+    among_keys,
     loading,
     lock_candidates,
     select_candidates,
@@ -205,7 +205,7 @@ class CaptureImpl(OperationImpl):
         else:
             for batch in execution.batches(keys):
                 if len(columns) > 1:
-                    changing = keys_as_or(_changing(spec), spec.table, batch)
+                    changing = among_keys(_changing(spec), spec.table, batch)
                 values = {**execution.values, **key_parameters(spec.table, batch)}
                 changed += execution.execute(changing, values).rowcount
         if changed != len(keys):

@@ -136,9 +136,11 @@ def by_key(statement: Any) -> Any:
     return force_index(statement, "PRIMARY")
 
 
-def keys_as_or(statement: Any, table: Table, keys: Sequence[tuple[Any, ...]]) -> Any:
-    """Restrict a statement to these primary keys; InnoDB uses no index for a list of tuples."""
+def among_keys(statement: Any, table: Table, keys: Sequence[tuple[Any, ...]]) -> Any:
+    """Restrict a statement to these primary keys, joined by OR: InnoDB uses no index for a list of tuples."""
     columns = list(table.primary_key)
+    if len(columns) == 1:
+        return statement.where(columns[0].in_([key for (key,) in keys]))  # compiled once
     return statement.where(or_(*(and_(*(c == v for c, v in zip(columns, key, strict=True))) for key in keys)))
 
 
@@ -211,7 +213,7 @@ def lock_candidates(spec: CaptureSpec, keys: Sequence[tuple[Any, ...]], options:
         column, values = spec.one_of
         statement = statement.where(column.in_([inlined(column, value) for value in values]))
     statement = force_index(statement, "PRIMARY", spec.table)
-    return keys_as_or(statement, spec.table, keys).with_for_update(
+    return among_keys(statement, spec.table, keys).with_for_update(
         skip_locked=True, of=spec.table if spec.joined else None
     )
 

@@ -59,6 +59,8 @@ def test_jobs(engine: Engine) -> None:
         assert locks.run(queue.release(capture())) == NUMBER
         assert locks.run(queue.fail(capture(), error="late", retry=False)) == NUMBER
         assert locks.run(queue.revive(queue=name, limit=NUMBER)) == NUMBER
+        capture()
+        assert locks.run(queue.requeue_stalled(older_than=0, queue=name, limit=NUMBER)) == NUMBER
         jobs = capture()
         assert len(locks.run(queue._claimed([(job.internal_id, job.claim) for job in jobs]))) == NUMBER
         assert locks.run(skip_locked(queue.complete(jobs))) == NUMBER
