@@ -95,6 +95,15 @@ class SQLite(Backend):
                     'isolation_level="AUTOCOMMIT" of SQLAlchemy where you need autocommit'
                 )
 
+    def ask_server(self, connection: Connection) -> Server:
+        if connection.dialect.paramstyle.startswith("numeric"):
+            raise Unsupported(
+                f'paramstyle="{connection.dialect.paramstyle}": Python\'s sqlite3 takes these numbers for names, and '
+                "binds values in the order in which they first occur, so that one gets the value of another: leave it "
+                "out of create_engine"
+            )
+        return Server()
+
     def autocommit(self, connection: Connection) -> bool:
         return False  # Python's driver begins with the first write; see `transaction_begun`
 
@@ -162,6 +171,10 @@ class SQLite(Backend):
         return take_write_lock(connection, take)
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
+        try:
+            self.ask_server(connection)
+        except Unsupported as refusal:
+            yield Finding("settings", "problem", str(refusal))
         yield version_finding(self.name, str(connection.exec_driver_sql("SELECT sqlite_version()").scalar()))
         path = connection.exec_driver_sql("PRAGMA database_list").all()[0][2]
         if not path:

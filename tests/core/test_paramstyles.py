@@ -6,8 +6,18 @@ import pytest
 from sqlalchemy import text
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.health import examine
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import unused
+
+
+@pytest.mark.parametrize("paramstyle", ["numeric", "numeric_dollar"])
+def test_numbers_that_sqlite_takes_for_names_are_refused(engine_to: MakeEngine, paramstyle: str) -> None:
+    engine = engine_to("sqlite", paramstyle=paramstyle)
+    with engine.connect() as connection:
+        with pytest.raises(sl.Unsupported, match=f'paramstyle="{paramstyle}"'):
+            connection.execute(sl.Queue().capture())
+        assert "paramstyle" in next(each.says for each in examine(connection) if each.level == "problem")
 
 
 @pytest.mark.parametrize(
