@@ -28,6 +28,7 @@ from sqlalchemy_locks.captures.claims import frozen_rows, store_proof
 from sqlalchemy_locks.captures.statements import (
     LIMIT,
     CaptureSpec,
+    among_keys,
     bind_values,
     by_key,
     capture_counting,
@@ -35,7 +36,6 @@ from sqlalchemy_locks.captures.statements import (
     capture_unordered,
     criteria,
     key_parameters,
-    among_keys,
     loading,
     lock_candidates,
     select_candidates,
