@@ -8,7 +8,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.sqlite import BEGINS_IMMEDIATE, take_write_lock
+from sqlalchemy_locks.dialects.sqlite import BEGINS_IMMEDIATE, driver_autocommit, take_write_lock
 from sqlalchemy_locks.errors import Unsupported
 
 
@@ -32,14 +32,10 @@ def begin_immediate(engine: Engine | Any) -> None:
         raise Unsupported(f"begin_immediate is for SQLite only: {backend.name} doesn't need it")
 
     def connect(dbapi_connection: Any, record: Any) -> None:
-        if (
-            getattr(dbapi_connection.driver_connection if sync.dialect.is_async else dbapi_connection, "autocommit", -1)
-            is False
-        ):
-            raise Unsupported(
-                "sqlite3's connect(autocommit=False) begins each transaction itself, so that begin_immediate can't: "
-                "leave it out of connect_args"
-            )
+        driver = dbapi_connection.driver_connection if sync.dialect.is_async else dbapi_connection
+        if (autocommit := driver_autocommit(driver)) is not None:
+            does = "commits nothing that begin_immediate has begun" if autocommit else "begins each transaction itself"
+            raise Unsupported(f"sqlite3's connect(autocommit={autocommit}) {does}: leave it out of connect_args")
         dbapi_connection.isolation_level = None
         record.info[BEGINS_IMMEDIATE] = True
 

@@ -87,7 +87,8 @@ class SQLite(Backend):
                     "that is stopped during a SELECT doesn't end it; in WAL mode, COMMIT doesn't wait for readers): "
                     "nothing is committed"
                 ) from error
-            if in_transaction(connection):
+            # autocommit=False has begun the next one
+            if in_transaction(connection) and driver_autocommit(connection.connection.driver_connection) is not False:
                 connection.invalidate()  # rollback() does nothing, either
                 raise Unsupported(
                     "sqlite3's connect(autocommit=True) makes commit() and rollback() do nothing, so that what Locks "
@@ -130,7 +131,7 @@ class SQLite(Backend):
 
     def prepare(self, connection: Connection, wait: float | None) -> None:
         raw: Any = connection.connection.driver_connection
-        if getattr(raw, "autocommit", None) is False and raw.isolation_level is None:
+        if driver_autocommit(raw) is False and raw.isolation_level is None:
             raise Unsupported(
                 "sqlite3's connect(autocommit=False) begins a transaction that SQLAlchemy's AUTOCOMMIT never commits: "
                 "use one of the two"
@@ -349,6 +350,12 @@ def in_transaction(connection: Connection) -> bool:
     """Return whether SQLite is in a transaction; Python's driver begins one with the first write only."""
     raw: Any = connection.connection.driver_connection
     return bool(raw.in_transaction)
+
+
+def driver_autocommit(driver: Any) -> bool | None:
+    """Return the ``autocommit`` of a connection of sqlite3 that is ``True`` or ``False``, from Python 3.12 on."""
+    autocommit = getattr(driver, "autocommit", None)
+    return autocommit if isinstance(autocommit, bool) else None
 
 
 def _must_rollback() -> MustRollback:

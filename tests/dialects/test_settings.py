@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import sys
 from typing import Any
 
 import pytest
@@ -77,17 +78,58 @@ def test_chained_transactions_are_refused(engine_to: MakeEngine, name: str) -> N
 
 
 class Strict(sqlite3.Connection):
-    """What connect(autocommit=False) of Python 3.12 gives, as far as it is asked here."""
+    """What connect(autocommit=False) of Python 3.12 gives: the next transaction begins with the end of the last one."""
 
     autocommit = False
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.execute("BEGIN")
+
+    def commit(self) -> None:
+        super().commit()
+        self.execute("BEGIN")
+
+    def rollback(self) -> None:
+        super().rollback()
+        self.execute("BEGIN")
+
+
+class Loose(sqlite3.Connection):
+    """What connect(autocommit=True) gives."""
+
+    autocommit = True
+
+
+def driver_arguments(autocommit: bool) -> dict[str, Any]:
+    if sys.version_info >= (3, 12):
+        return {"autocommit": autocommit}
+    return {"factory": Loose if autocommit else Strict}
 
 
 def test_sqlite3_without_autocommit(servers: Any) -> None:
     url = servers.installed("sqlite", "pysqlite")
-    engine = create_engine(url, connect_args={"factory": Strict}, poolclass=NullPool)
+    engine = create_engine(url, connect_args=driver_arguments(False))
+    locks, other = sl.Locks(engine), create_engine(url, poolclass=NullPool)
+    assert locks.mutex.acquire(unused())
+    with locks.exclusive(unused()), pytest.raises(sl.LockTimeout):
+        sl.Locks(other).exclusive(unused(), timeout=0.1).__enter__()
+    with locks.lease(unused(), ttl=60) as lease:
+        assert sl.Locks(other).renew(lease)
+    with engine.connect() as connection:
+        connection.execute(sl.Queue().put(1))
+        connection.rollback()
+        assert connection.scalar(sl.lock.try_exclusive("a"))
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
         with pytest.raises(sl.Unsupported, match="autocommit=False"):
             connection.execute(sl.Queue().put(1))
+    engine.dispose()
+
+
+@pytest.mark.parametrize("autocommit", [False, True])
+def test_begin_immediate_needs_the_default_autocommit(servers: Any, autocommit: bool) -> None:
+    url = servers.installed("sqlite", "pysqlite")
+    engine = create_engine(url, connect_args=driver_arguments(autocommit), poolclass=NullPool)
     sl.sqlite.begin_immediate(engine)
-    with pytest.raises(sl.Unsupported, match="begin_immediate"):
+    with pytest.raises(sl.Unsupported, match=f"autocommit={autocommit}"):
         engine.connect()
