@@ -136,16 +136,16 @@ class _FencedUpdate(OperationImpl):
             newer = newer.with_for_update(read=True)
         return execution.execute(newer, {}).scalar()
 
-    def _column(self, given: Any) -> Column[Any]:
+    def _column(self, key: Any) -> Column[Any]:
         """Return a column that the statement sets, given by key, name or attribute."""
-        if isinstance(given, str) and given in self.target.table.columns:
-            found: Column[Any] = self.target.table.columns[given]
-            return found
-        return self.target.column(given, "values")
+        if isinstance(key, str) and key in self.target.table.columns:
+            column: Column[Any] = self.target.table.columns[key]
+            return column
+        return self.target.column(key, "values")
 
     def _equalities(self) -> dict[Column[Any], Any]:
         """Return the columns that the condition equates with a value."""
-        found: dict[Column[Any], Any] = {}
+        values: dict[Column[Any], Any] = {}
         pending = self._condition()
         while pending:
             clause = pending.pop()
@@ -157,8 +157,8 @@ class _FencedUpdate(OperationImpl):
                     if isinstance(right, BindParameter) and isinstance(getattr(left, "table", None), Table):
                         for column in self.target.table.columns:
                             if column in left.base_columns:
-                                found[column] = right.effective_value
-        return found
+                                values[column] = right.effective_value
+        return values
 
     def route(self) -> dict[str, Any]:
         return self.target.route()

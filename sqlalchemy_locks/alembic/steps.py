@@ -64,11 +64,11 @@ def between(lower: str, upper: str) -> tuple[str, ...]:
 
     :raises Refused: for an unknown step, or if no step is between the two.
     """
-    known = ("base", *STEPS)
+    every_step = ("base", *STEPS)
     for step in (lower, upper):
-        if step not in known:
-            raise Refused(f"there is no step {step!r} of sqlalchemy-locks: the steps are {', '.join(known)}")
-    steps = known[known.index(lower) + 1 : known.index(upper) + 1]
+        if step not in every_step:
+            raise Refused(f"there is no step {step!r} of sqlalchemy-locks: the steps are {', '.join(every_step)}")
+    steps = every_step[every_step.index(lower) + 1 : every_step.index(upper) + 1]
     if not steps:
         raise Refused(
             f"from {lower!r} to {upper!r} is not upwards: upgrade goes from the lower step to the higher, "

@@ -120,7 +120,7 @@ if TYPE_CHECKING:
         @overload
         @_of_class(select)
         def capture(entity: Any, *, values: Any) -> RowsOperation[Any]: ...
-        def capture(entity: Any, **given: Any) -> Any: ...  # pyright: ignore[reportRedeclaration]
+        def capture(entity: Any, **options: Any) -> Any: ...  # pyright: ignore[reportRedeclaration]
 
     else:
 

@@ -262,12 +262,12 @@ class LeaseContext:
 
     def _acquire(self, held: Mapping[str, int]) -> tuple[Grant, float]:
         """Return the grant, and from when its time counts."""
-        known = self._external_id is not None
+        own_id = self._external_id is not None
         owner = self._locks.owner if self._owner is None else self._owner
-        request = for_block(self._request, owner, new_id=not known)
+        request = for_block(self._request, owner, new_id=not own_id)
         rounds = 0
         while True:
-            waiter = SemaphoreWaiter(self._locks, request, self._timeout, kind=self._kind, known=known, held=held)
+            waiter = SemaphoreWaiter(self._locks, request, self._timeout, kind=self._kind, own_id=own_id, held=held)
             try:
                 return waiter.wait(), waiter.asked_at
             except UnknownSemaphore:
@@ -331,9 +331,9 @@ def _weak_callback(method: Callable[[Grant, LostEvent], None], grant: Grant) -> 
     reference = weakref.WeakMethod(method)
 
     def call(lost: LostEvent) -> None:
-        known = reference()
-        if known is not None:
-            known(grant, lost)
+        callback = reference()
+        if callback is not None:
+            callback(grant, lost)
 
     return call
 

@@ -222,7 +222,7 @@ class Locks(LockHost):
         """
         owner = self.owner if owner is None else owner
         request = semaphore.acquire(permits, external_id=external_id, owner=owner, ttl=ttl)
-        return SemaphoreWaiter(self, request, timeout_seconds(timeout), known=external_id is not None).wait()
+        return SemaphoreWaiter(self, request, timeout_seconds(timeout), own_id=external_id is not None).wait()
 
     def release(self, external_id: str | Grant) -> Released:
         """Release permits: :func:`sqlalchemy_locks.semaphore.release`, in a transaction of its own.

@@ -123,8 +123,8 @@ class Mutexes:
         return answer
 
 
-def _remember(known: dict[tuple[Any, Any], tuple[str, ...]], key: tuple[Any, Any], nonces: tuple[str, ...]) -> None:
-    known.pop(key, None)  # to the end: the first one is forgotten
-    known[key] = nonces
-    if len(known) > _MAX_REMEMBERED:
-        del known[next(iter(known))]
+def _remember(acquired: dict[tuple[Any, Any], tuple[str, ...]], key: tuple[Any, Any], nonces: tuple[str, ...]) -> None:
+    acquired.pop(key, None)  # to the end: the first one is forgotten
+    acquired[key] = nonces
+    if len(acquired) > _MAX_REMEMBERED:
+        del acquired[next(iter(acquired))]

@@ -69,7 +69,7 @@ class SemaphoreWaiter:
     :param request: the operation that acquires.
     :param timeout: the longest wait in seconds; ``None`` for no limit, 0 for one attempt.
     :param kind: what events call the block that is about to be entered; ``None`` without a block.
-    :param known: the caller has given the id: the request may have been granted before.
+    :param own_id: the id is the caller's: the request may have been granted before.
     :param held: how many permits of each semaphore the caller holds, and can't release while it waits.
     """
 
@@ -80,11 +80,11 @@ class SemaphoreWaiter:
         timeout: float | None,
         *,
         kind: str | None = None,
-        known: bool = False,
+        own_id: bool = False,
         held: Mapping[str, int] = _NOTHING,
     ) -> None:
         self._locks, self._request, self._timeout = locks, request, timeout
-        self._kind, self._known, self._held = kind, known, held
+        self._kind, self._own_id, self._held = kind, own_id, held
         self._permits: dict[str, int] = request._values["permits"]
         self._backend = backend_of(locks._engine.dialect)
         self._queues = local_queues(locks._engine.dialect)
@@ -133,10 +133,10 @@ class SemaphoreWaiter:
         :param error: what has ended the wait.
         """
         cancelled = not isinstance(error, Exception)
-        if (self._kind is None and self._known) or not (self._late_attempt or cancelled):
+        if (self._kind is None and self._own_id) or not (self._late_attempt or cancelled):
             return
         ident = self._request._values["external_id"]
-        undo = forget(ident, self._nonce) if self._known else withdraw(ident)
+        undo = forget(ident, self._nonce) if self._own_id else withdraw(ident)
         # a caller that isn't cancelled doesn't wait for long
         run = partial(self._locks._run, wait=None if cancelled else ROW_TIMEOUT)
         with contextlib.suppress(Exception):
