@@ -28,6 +28,7 @@ from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import timeout_seconds, valid_name
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import LockLost, LockTimeout, NotWritable, Unsupported
 from sqlalchemy_locks.keys import key
 
@@ -65,8 +66,9 @@ def migration_lock(
         without one.
     :raises LockTimeout: the lock was not free in time; nothing has run.
     :raises LockLost: its connection died: before the next statement of a migration, or at the end.
-    :raises Unsupported: for Galera, and Group Replication with several primaries, whose locks are a node's own, without
-        the engine's execution option ``locks_one_node=True``; for YugabyteDB before 2025.1.
+    :raises Unsupported: for clusters whose locks are a node's own (Galera, Group Replication with several primaries,
+        Citus, pgactive, ...), without the engine's execution option ``locks_one_node=True``; for YugabyteDB before
+        2025.1.
     :raises NotWritable: on a standby.
 
     SQLite: a second file beside the database, ``app.db-migration``, is locked. A database in memory needs no lock.
@@ -255,20 +257,24 @@ def _lock_of(connection: Connection, name: str) -> _Lock | None:
 
     :raises Unsupported: where none is seen by all processes.
     """
-    family = connection.dialect.name
+    family, one_node = connection.dialect.name, connection.get_execution_options().get("locks_one_node")
     if family == "sqlite":
         database = connection.exec_driver_sql("PRAGMA database_list").all()[0]
         connection.close()
         return _SQLite(database[2], name) if database[2] else None
+    if family not in ("mysql", "mariadb", "postgresql", "yugabytedb"):
+        raise Unsupported(f"there is no migration lock for {family}: let one process migrate")
+    server = backend_for(connection.dialect).ask_server(connection)
+    connection.rollback()
+    if server.several_nodes is not None and not one_node:
+        raise Unsupported(server.several_nodes)
     if family in ("mysql", "mariadb"):
-        if not connection.get_execution_options().get("locks_one_node") and _has_several_writers(connection):
+        if not one_node and _has_several_writers(connection):
             raise Unsupported(
                 "a migration lock is one node's own on a cluster with several writers: let one process migrate, or set "
                 "the engine's execution option locks_one_node=True if all processes connect to one node"
             )
         return _MySQL(connection, name)
-    if family not in ("postgresql", "yugabytedb"):
-        raise Unsupported(f"there is no migration lock for {family}: let one process migrate")
     silenced = "SELECT current_setting('yb_silence_advisory_locks_not_supported_error', true)"
     silent = connection.scalar(text(silenced))
     connection.rollback()

@@ -52,6 +52,8 @@ class Server:
     begins_read_committed: bool = False
     #: a statement in autocommit is executed at READ COMMITTED
     autocommits_read_committed: bool = False
+    #: why locks are refused without the execution option ``locks_one_node``: other nodes grant them, too
+    several_nodes: str | None = None
 
 
 class Backend:
@@ -162,7 +164,7 @@ class Backend:
     def ask_server(self, connection: Connection) -> Server:
         """Ask the server, once per engine of the app, for what decides how operations are executed.
 
-        :raises Unsupported: for a server whose settings break a guarantee, with the setting to change.
+        :raises Unsupported: for a server that breaks a guarantee, with the setting to change, or what to use instead.
         """
         return Server()
 

@@ -16,7 +16,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
 from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, T, TransactionState, not_writable, set_level
-from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, idle_finding, version_finding
+from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, idle_finding, several_nodes_finding, version_finding
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, OutcomeUnknown, StaleSnapshot, Unsupported
 
 _WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
@@ -33,8 +33,30 @@ _INSTALL_LOCK = text(
 
 _SERVER = text(
     "SELECT version() AS version, pg_backend_pid() AS pid, current_setting('transaction_isolation') AS level, "
-    "current_setting('default_transaction_isolation') AS default_level, current_setting('DateStyle') AS date_style"
+    "current_setting('default_transaction_isolation') AS default_level, current_setting('DateStyle') AS date_style, "
+    "current_setting('server_version') AS server_version, "
+    "(SELECT min(extname) FROM pg_extension WHERE extname IN ('bdr', 'citus', 'pgactive', 'spock')) AS extension, "
+    "to_regclass('sys.jobs') IS NOT NULL AND to_regclass('sys.iam_pg_role_mappings') IS NOT NULL AS dsql"
 )
+_CITUS_WORKERS = text("SELECT EXISTS (SELECT FROM pg_dist_node WHERE hasmetadata AND groupid <> 0)")
+_ONE_NODE = "connect everything that uses locks to one node, and set the engine's execution option locks_one_node=True"
+_LAST_WRITE_WINS = (
+    "PostgreSQL with the extension {} has several nodes that accept writes, each of which grants every lock, and keeps "
+    f"the last one of two conflicting updates: {_ONE_NODE}"
+)
+_CITUS = (
+    "Citus with metadata on its workers takes locks on every node, and an advisory lock is one node's own, so that two "
+    f"nodes grant it: {_ONE_NODE}, that of the coordinator"
+)
+_LIMITLESS = (
+    "Aurora PostgreSQL Limitless Database has several routers, one of which each connection gets, and an advisory lock "
+    "is one router's own, so that two routers grant it: use Aurora PostgreSQL with a writer instance, or Redis"
+)
+_DSQL = (
+    "Aurora DSQL has no locks: FOR UPDATE doesn't wait, and of two holders one fails at its COMMIT, after both have "
+    "worked: use Aurora PostgreSQL with a writer instance, or Redis"
+)
+_DSQL_HOST = re.compile(r"\.dsql[.-]")
 _IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
 #: by libpq's PQTRANS_IDLE and PQTRANS_INERROR
 _STATES: dict[int, TransactionState] = {0: "ended", 3: "failed"}
@@ -140,8 +162,10 @@ class PostgreSQL(Backend):
         try:
             server = self.ask_server(connection)
         except Unsupported as refusal:
-            yield Finding("settings", "problem", str(refusal))
+            yield Finding("server", "problem", str(refusal))
             return
+        if server.several_nodes is not None:
+            yield several_nodes_finding(connection, server.several_nodes)
         if server.yugabytedb is not None:
             yield version_finding("YugabyteDB", server.yugabytedb)
         else:
@@ -187,7 +211,13 @@ class PostgreSQL(Backend):
         return bool(raw.autocommit)
 
     def ask_server(self, connection: Connection) -> Server:
+        if _DSQL_HOST.search(connection.engine.url.host or ""):
+            raise Unsupported(_DSQL)
         row = _at_once(connection, _SERVER).one()
+        if row.dsql:
+            raise Unsupported(_DSQL)
+        if "limitless" in row.server_version:
+            raise Unsupported(_LIMITLESS)
         yugabytedb = re.search(r"-YB-([\d.]*)", row.version)
         driver: Any = connection.connection.driver_connection
         # the id that the server sent at first: a pooler invents one, and doesn't say in which mode it is
@@ -203,7 +233,13 @@ class PostgreSQL(Backend):
             pooled=pid != row.pid,
             begins_read_committed=row.level == _READ_COMMITTED,
             autocommits_read_committed=row.default_level == _READ_COMMITTED,
+            several_nodes=self._several_nodes(connection, row.extension),
         )
+
+    def _several_nodes(self, connection: Connection, extension: str | None) -> str | None:
+        if extension == "citus":
+            return _CITUS if _at_once(connection, _CITUS_WORKERS).scalar() else None
+        return None if extension is None else _LAST_WRITE_WINS.format(extension)
 
     def begin(
         self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
