@@ -527,8 +527,11 @@ class Execution:
         impl.check_connection(self)
         session = self.backend.session_number(connection) if self.backend.key_rows else None
         began = time.monotonic()
+        # of a function's own setting YugabyteDB knows nothing while it waits for a row
+        limits = bool(self.wait) and impl.sends_wait and not self.backend.functions_limit_waits
         try:
-            outcome = impl.run(self)
+            with self.waiting() if limits else contextlib.nullcontext():
+                outcome = impl.run(self)
         except (DBAPIError, DriverTimeout) as error:
             waited = time.monotonic() - began
             if isinstance(error, DBAPIError) and not died_waiting(error, waited):

@@ -46,6 +46,10 @@ class Server:
 
     #: the version of YugabyteDB, to which a URL of PostgreSQL may lead
     yugabytedb: str | None = None
+    #: advisory locks exclude every session of the database
+    advisory_locks: bool = True
+    #: sessions that listen are notified
+    notifies: bool = True
     #: a pooler such as PgBouncer is in between, which may give each transaction another session of the server
     pooled: bool = False
     #: a transaction of the app's begins at READ COMMITTED
@@ -91,8 +95,10 @@ class Backend:
     #: the shortest wait in a FIFO queue of waiters that the server keeps, and which a dead session leaves, in seconds;
     #: ``None`` without such queues
     shortest_queue_wait: ClassVar[float | None] = None
-    #: sessions can be notified that a job was enqueued
+    #: sessions can be notified that a job was enqueued, if the server says so
     supports_listen: ClassVar[bool] = False
+    #: a function that gets its longest wait as an argument keeps to it by itself
+    functions_limit_waits: ClassVar[bool] = True
 
     #: the marker is a savepoint, so that ``marker_lost`` releases savepoints that were made after it
     marker_is_savepoint: ClassVar[bool] = False

@@ -9,6 +9,7 @@
 #include "fmgr.h"
 #include "miscadmin.h"
 #include "storage/backendid.h"
+#include "storage/proc.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
 
@@ -26,6 +27,7 @@ static int	seed = 0;
 static pg_prng_state chance;
 static bool seeded = false;
 static ExecutorStart_hook_type previous_start;
+static ExecutorRun_hook_type previous_run;
 
 static void
 assign_version(const char *value, void *extra)
@@ -66,6 +68,28 @@ start(QueryDesc *query, int flags)
 	(previous_start ? previous_start : standard_ExecutorStart) (query, flags);
 }
 
+/* A wait for a row, unlike one for an advisory lock, isn't ended by lock_timeout. */
+static void
+run(QueryDesc *query, ScanDirection direction, uint64 count, bool once)
+{
+	bool		waits_for_rows = query->operation == CMD_UPDATE || query->operation == CMD_DELETE ||
+		query->plannedstmt->rowMarks != NIL;
+	int			limit = LockTimeout;
+
+	if (waits_for_rows)
+		LockTimeout = 0;
+	PG_TRY();
+	{
+		(previous_run ? previous_run : standard_ExecutorRun) (query, direction, count, once);
+	}
+	PG_FINALLY();
+	{
+		if (waits_for_rows)
+			LockTimeout = limit;
+	}
+	PG_END_TRY();
+}
+
 static void
 at_end(XactEvent event, void *arg)
 {
@@ -96,6 +120,8 @@ _PG_init(void)
 							&seed, 0, 0, INT_MAX, PGC_SUSET, 0, NULL, NULL, NULL);
 	previous_start = ExecutorStart_hook;
 	ExecutorStart_hook = start;
+	previous_run = ExecutorRun_hook;
+	ExecutorRun_hook = run;
 	RegisterXactCallback(at_end, NULL);
 }
 

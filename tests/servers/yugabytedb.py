@@ -35,7 +35,11 @@ DRIVERS = {
 }
 
 #: The settings of a database that answers as YugabyteDB 2025.2 does.
-ADVISORY = {"stand_in.version": "15.12-YB-2025.2.1.0-b141", "yb_enable_advisory_locks": "on"}
+ADVISORY = {
+    "stand_in.version": "15.12-YB-2025.2.3.2-b1",
+    "yb_enable_advisory_locks": "on",
+    "yb_enable_listen_notify": "on",
+}
 
 #: PostgreSQL's own version() is renamed, because it can be neither dropped nor replaced: by
 #: its OID it is the one that is compiled in, whatever the catalog says.
@@ -91,6 +95,11 @@ class YugabyteDB(PostgreSQL):
         super().__init__()
         self.name = self.kind
         self.tls = False  # psycopg2 is tested without TLS, too
+
+    def configure(self, database: str, **settings: str) -> None:
+        """Set what a database answers to new connections: `ADVISORY`, or others of its settings."""
+        name = self._quoted(database)
+        self.execute(*(f"ALTER DATABASE {name} SET {what} = '{value}'" for what, value in settings.items()))
 
     def standby(self) -> PostgreSQL:
         """YugabyteDB has no such standby."""
