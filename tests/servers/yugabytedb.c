@@ -8,7 +8,6 @@
 #include "executor/executor.h"
 #include "fmgr.h"
 #include "miscadmin.h"
-#include "storage/backendid.h"
 #include "storage/proc.h"
 #include "utils/builtins.h"
 #include "utils/guc.h"
@@ -42,7 +41,8 @@ fail_by_chance(void)
 		return;
 	if (!seeded)
 	{
-		pg_prng_seed(&chance, ((uint64) seed << 32) + MyBackendId);
+		/* another one for each session, or what fails would fail again in the next one */
+		pg_prng_seed(&chance, ((uint64) seed << 32) + MyProcPid);
 		seeded = true;
 	}
 	if (pg_prng_double(&chance) >= failures)
