@@ -38,8 +38,11 @@ def examine(connection: Connection, *, schema: str = "lock", prefix: str = "lock
     >>> with engine.connect() as connection:
     ...     problems = [each.says for each in examine(connection) if each.level == "problem"]
     """
-    findings = list(backend_for(connection.dialect).findings(connection))
+    backend = backend_for(connection.dialect)
     with contextlib.suppress(Unsupported):  # one of the findings says why
+        backend = backend_for(connection.dialect, backend.ask_server(connection))
+    findings = list(backend.findings(connection))
+    with contextlib.suppress(Unsupported):
         engine_state(connection)
         findings.append(_clock(connection))
         findings += _installed(connection, schema, prefix)

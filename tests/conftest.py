@@ -30,6 +30,7 @@ from sqlalchemy_locks.alembic import ops  # noqa: F401  (registers op.upgrade_lo
 from sqlalchemy_locks.alembic.steps import STEPS
 from tests import servers as real
 from tests.servers import place
+from tests.servers.yugabytedb import ADVISORY
 
 SQLITE_DRIVERS = {"pysqlite": "sqlite", "aiosqlite": "sqlite+aiosqlite"}
 #: a synchronous driver of each engine, for what the tests themselves do there
@@ -124,6 +125,12 @@ class Servers:
         key = engine_name, locking
         if key not in self._installed:
             name = self.database(engine_name)
+            if engine_name == "yugabytedb" and locking == "advisory":
+                # the step chooses by what the server answers
+                locking = "native"
+                server = self.server(engine_name)
+                assert isinstance(server, real.YugabyteDB)
+                server.configure(name, **ADVISORY)
             install(self.url(engine_name, PLAIN[engine_name], name), locking=locking)
             self._installed[key] = name
         return self.url(engine_name, driver, self._installed[key])

@@ -286,8 +286,10 @@ CREATED = "created by sqlalchemy_locks"
 def upgrade(op: Operations, options: Options) -> None:
     """Install."""
     script = InstallScript(op, options)
-    if script.family != "postgresql" and options.locking == "table":
-        raise Refused("locking='table' is for PostgreSQL: on other engines locks are rows of a table already")
+    if script.family != "postgresql" and options.locking != "native":
+        raise Refused(
+            f"locking={options.locking!r} is for PostgreSQL and YugabyteDB: other engines have one kind of locks"
+        )
     if script.family == "sqlite" and options.grantees:
         raise Refused("grant_to is refused on SQLite, which has no roles: access to the file is access to the locks")
     if script.family == "postgresql":
@@ -421,12 +423,25 @@ def _drop_schema(script: InstallScript) -> None:
 
 def _create_lock_functions(script: InstallScript) -> None:
     """Create the locks' functions, and the view or table behind them, in one block: the server picks the variant."""
+    locking = script.options.locking
+    if locking == "advisory":
+        script.block(*_refuse_overloads(script), *_bodies(script, "advisory"))
+        return
+    lines = ["  IF strpos(version(), '-YB-') > 0"]
+    if locking == "native":
+        # what is installed stays: holders of the other kind of lock would not be seen
+        lines += [
+            "    AND (coalesce(current_setting('yb_enable_advisory_locks', true), 'off') <> 'on'",
+            "      OR coalesce(current_setting('yb_silence_advisory_locks_not_supported_error', true), 'off') = 'on'",
+            f"      OR EXISTS ({_locked_keys(script)} AND relkind = 'r'))",
+        ]
     script.block(
         *_refuse_overloads(script),
-        "  IF strpos(version(), '-YB-') > 0 THEN",
+        *lines,
+        "  THEN",
         *_bodies(script, "yugabytedb"),
         "  ELSE",
-        *_bodies(script, "table" if script.options.locking == "table" else "advisory"),
+        *_bodies(script, "table" if locking == "table" else "advisory"),
         "  END IF;",
     )
 
@@ -457,8 +472,9 @@ def _refuse_other_kind(script: InstallScript, kind: str, what: str) -> Iterator[
     """Refuse a ``locked_keys`` of the other kind, which IF NOT EXISTS would skip and OR REPLACE not explain."""
     yield f"    IF EXISTS ({_locked_keys(script)} AND relkind <> '{kind}') THEN"
     yield "      RAISE EXCEPTION USING ERRCODE = 'wrong_object_type', MESSAGE ="
-    yield f"        '{script.options.schema}.locked_keys exists already and is not {what}: drop it, or downgrade'"
-    yield "        ' to base with the locking option that it was installed with, then upgrade again';"
+    yield f"        '{script.options.schema}.locked_keys exists already and is not {what}: with another locking option'"
+    yield "        ' two kinds of locks would not exclude each other. End every process that uses locks, drop it, and'"
+    yield "        ' upgrade again';"
     yield "    END IF;"
 
 

@@ -18,14 +18,14 @@ def metadata(*, schema: str | None = DEFAULT_SCHEMA, prefix: str = DEFAULT_PREFI
     :param schema: their schema on PostgreSQL and YugabyteDB. ``None`` for autogenerate on the other engines, whose
         tables carry ``prefix`` instead; ``create_all`` selects the right one by itself.
     :param prefix: the prefix of the tables' names on MySQL, MariaDB and SQLite.
-    :param locking: ``"table"``: on PostgreSQL, lock rows of a table instead of advisory keys.
+    :param locking: on PostgreSQL and YugabyteDB, ``"table"`` locks rows of a table, ``"advisory"`` advisory keys.
     :return: its ``create_all`` and ``drop_all`` do what the revisions do, functions and view included.
     :raises TypeError: :raises ValueError: for names that aren't strings or are empty, and for another ``locking``.
 
     >>> sl.metadata().create_all(engine)
     """
-    if locking not in ("native", "table"):
-        raise ValueError(f"locking is 'native' or 'table', not {locking!r}")
+    if locking not in ("native", "advisory", "table"):
+        raise ValueError(f"locking is 'native', 'advisory' or 'table', not {locking!r}")
     return _Metadata(
         None if schema is None else valid_name(schema, "a schema"), valid_name(prefix, "a prefix"), locking
     )
@@ -36,7 +36,7 @@ class _Metadata(MetaData):
         super().__init__(schema=schema)
         self._options = {"schema": schema or DEFAULT_SCHEMA, "prefix": prefix, "locking": locking}
         tables = Tables(self, "" if schema else prefix)
-        if schema and locking == "native":
+        if schema and locking != "table":
             # a view over the server's own locks (on YugabyteDB a table, which autogenerate doesn't need)
             self.remove(tables.locked_keys)
 

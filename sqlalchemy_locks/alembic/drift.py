@@ -15,6 +15,7 @@ from sqlalchemy.engine import Connection
 from sqlalchemy_locks.alembic import steps
 from sqlalchemy_locks.alembic.options import Options
 from sqlalchemy_locks.alembic.script import InstallPlace
+from sqlalchemy_locks.dialects.yugabytedb import NO_ADVISORY_LOCKS
 from sqlalchemy_locks.sql.tables import tables as sql_tables
 
 _FUNCTIONS = sa.text(
@@ -58,15 +59,17 @@ def check(connection: Connection, *, schema: str = "lock", prefix: str = "lock_"
     sentences += _check_tables(connection, place, loaded, view=variant == "advisory")
     if variant is not None:
         sentences += _check_functions(connection, place, loaded, variant)
+    if variant == "advisory" and not place.backend.ask_server(connection).advisory_locks:
+        sentences.append(f"the functions refuse every lock: {NO_ADVISORY_LOCKS}")
     return sentences
 
 
 def _function_variant(connection: Connection, place: InstallPlace) -> str:
     """Return which variant of the functions was installed."""
-    if place.backend.ask_server(connection).yugabytedb is not None:
-        return "yugabytedb"
     schema, name = place.schema_and_name("locked_keys")
-    return "table" if name in sa.inspect(connection).get_table_names(schema) else "advisory"
+    if name not in sa.inspect(connection).get_table_names(schema):
+        return "advisory"
+    return "table" if place.backend.ask_server(connection).yugabytedb is None else "yugabytedb"
 
 
 def _check_tables(

@@ -23,11 +23,13 @@ from typing import Any
 
 from alembic import context
 from sqlalchemy import Connection, event, text
-from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import timeout_seconds, valid_name
+from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects.yugabytedb import NO_ADVISORY_LOCKS
 from sqlalchemy_locks.errors import LockLost, LockTimeout, NotWritable, Unsupported
 from sqlalchemy_locks.keys import key
 
@@ -40,8 +42,6 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _MESSAGE_EVERY, _PING_EVERY = 0.05, 1.0, 10.0, 30.
 _RECENT = 1.0
 #: MySQL's longest ``wait_timeout`` on every platform, in seconds
 _LONGEST_IDLE = 2147483
-#: PostgreSQL's code of a feature that isn't supported
-_NOT_SUPPORTED = "0A000"
 
 
 @contextmanager
@@ -65,8 +65,9 @@ def migration_lock(
         without one.
     :raises LockTimeout: the lock was not free in time; nothing has run.
     :raises LockLost: its connection died: before the next statement of a migration, or at the end.
-    :raises Unsupported: for Galera, and Group Replication with several primaries, whose locks are a node's own, without
-        the engine's execution option ``locks_one_node=True``; for YugabyteDB before 2025.1.
+    :raises Unsupported: for clusters whose locks are a node's own (Galera, Group Replication with several primaries,
+        Citus, pgactive, ...), without the engine's execution option ``locks_one_node=True``; for YugabyteDB before
+        2025.1.
     :raises NotWritable: on a standby.
 
     SQLite: a second file beside the database, ``app.db-migration``, is locked. A database in memory needs no lock.
@@ -134,15 +135,8 @@ class _PostgreSQL:
         connection.execute(limits).all()
         if connection.scalar(text("SELECT pg_catalog.pg_is_in_recovery()")):
             raise NotWritable("the database is a hot standby, which grants locks of its own: migrate the primary")
-        try:
-            if connection.scalar(text("SELECT pg_catalog.pg_try_advisory_xact_lock(:key)"), self._key):
-                return self.is_held()
-        except DBAPIError as error:
-            if getattr(error.orig, "sqlstate", getattr(error.orig, "pgcode", None)) != _NOT_SUPPORTED:
-                raise
-            raise Unsupported(
-                "this version of YugabyteDB has no advisory locks, which migration locks need: let one process migrate"
-            ) from error
+        if connection.scalar(text("SELECT pg_catalog.pg_try_advisory_xact_lock(:key)"), self._key):
+            return self.is_held()
         connection.rollback()
         return False
 
@@ -255,28 +249,26 @@ def _lock_of(connection: Connection, name: str) -> _Lock | None:
 
     :raises Unsupported: where none is seen by all processes.
     """
-    family = connection.dialect.name
+    family, one_node = connection.dialect.name, connection.get_execution_options().get("locks_one_node")
     if family == "sqlite":
         database = connection.exec_driver_sql("PRAGMA database_list").all()[0]
         connection.close()
         return _SQLite(database[2], name) if database[2] else None
+    if family not in ("mysql", "mariadb", "postgresql", "yugabytedb"):
+        raise Unsupported(f"there is no migration lock for {family}: let one process migrate")
+    server = backend_for(connection.dialect).ask_server(connection)
+    connection.rollback()
+    if server.several_nodes is not None and not one_node:
+        raise Unsupported(server.several_nodes)
     if family in ("mysql", "mariadb"):
-        if not connection.get_execution_options().get("locks_one_node") and _has_several_writers(connection):
+        if not one_node and _has_several_writers(connection):
             raise Unsupported(
                 "a migration lock is one node's own on a cluster with several writers: let one process migrate, or set "
                 "the engine's execution option locks_one_node=True if all processes connect to one node"
             )
         return _MySQL(connection, name)
-    if family not in ("postgresql", "yugabytedb"):
-        raise Unsupported(f"there is no migration lock for {family}: let one process migrate")
-    silenced = "SELECT current_setting('yb_silence_advisory_locks_not_supported_error', true)"
-    silent = connection.scalar(text(silenced))
-    connection.rollback()
-    if silent == "on":
-        raise Unsupported(
-            "YugabyteDB grants advisory locks here without acquiring them "
-            "(yb_silence_advisory_locks_not_supported_error): turn that off, or let one process migrate"
-        )
+    if not server.advisory_locks:
+        raise Unsupported(f"{NO_ADVISORY_LOCKS}, or let one process migrate")
     return _PostgreSQL(connection, name)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from alembic.config import Config
 from alembic.util import CommandError
 
-Locking = Literal["native", "table"]
+Locking = Literal["native", "advisory", "table"]
 
 # 44: MySQL allows 64 characters, and up to 20 of a table's or an index's name follow the prefix
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_$]{0,62}")
@@ -33,7 +33,9 @@ class Options:
     :param prefix: the prefix of the tables' names on MySQL, MariaDB and SQLite, which have no schemas.
     :param grant_to: the role that the app runs as, or several; each is granted what the locks need and no more.
         MySQL and MariaDB also accept ``"user@host"``.
-    :param locking: ``"native"`` or, on PostgreSQL only, ``"table"`` for functions that lock rows of a table.
+    :param locking: ``"native"``: advisory locks on PostgreSQL, and on YugabyteDB where it has them
+        (``yb_enable_advisory_locks``), rows of a table elsewhere. On these two, ``"advisory"`` and ``"table"`` install
+        one or the other.
     :raises Refused: for a name that would need escaping, or an unknown ``locking``. A ``ValueError``.
     """
 
@@ -65,7 +67,7 @@ class Options:
                     "and on MySQL and MariaDB an @ and a host may follow"
                 )
         if self.locking not in get_args(Locking):
-            raise Refused(f"locking is 'native' or 'table', not {self.locking!r}")
+            raise Refused(f"locking is 'native', 'advisory' or 'table', not {self.locking!r}")
 
     @classmethod
     def from_config(cls, config: Config | None) -> Options:

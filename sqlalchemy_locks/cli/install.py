@@ -14,10 +14,10 @@ from sqlalchemy_locks.cli.render import Screen, plain
 @click.option("--grant-to", metavar="ROLE", multiple=True, help="A role that the app runs as; repeatable.")
 @click.option(
     "--locking",
-    type=click.Choice(["native", "table"]),
+    type=click.Choice(["native", "advisory", "table"]),
     default="native",
     show_default=True,
-    help="PostgreSQL: 'table' locks rows instead of advisory keys.",
+    help="PostgreSQL, YugabyteDB: 'table' locks rows instead of advisory keys.",
 )
 @click.option("--again", is_flag=True, help="Repeat the installed steps: restores functions and grants.")
 @database_command(create=True)

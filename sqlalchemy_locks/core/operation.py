@@ -91,7 +91,8 @@ _ended: WeakSet[RootTransaction] = WeakSet()
 def engine_state(connection: Connection) -> EngineState:
     """Return the state of a connection's engine; the first call asks the server.
 
-    :raises Unsupported: for an engine or a server on which locks don't keep their promises.
+    :raises Unsupported: for an engine or a server on which locks don't keep their promises; for one of several nodes
+        that grant them, unless the connection's option ``locks_one_node`` says that all locks go to one.
     """
     state = _states.get(connection.dialect)
     if state is None:
@@ -103,6 +104,9 @@ def engine_state(connection: Connection) -> EngineState:
         _states[connection.dialect] = state
         if state.backend.marker_is_savepoint:
             event.listen(connection.dialect, "handle_error", partial(_note_end, state.backend))
+    several_nodes = state.server.several_nodes
+    if several_nodes is not None and not connection.get_execution_options().get("locks_one_node"):
+        raise Unsupported(several_nodes)
     return state
 
 
@@ -259,12 +263,14 @@ def _routed(table: Table) -> Any:
 class Operation(Generative, TypedReturnsRows[R], Generic[R]):
     """A database operation as a value: your session, your connection or ``Locks`` executes it.
 
-    It has ``execution_options()`` as every SQLAlchemy statement has; three of them are this library's own:
+    It has ``execution_options()`` as every SQLAlchemy statement has; four of them are this library's own:
 
     - ``locks_prefix``: the prefix of the tables, on engines without schemas (default ``lock_``);
     - ``locks_wait``: the longest wait for a lock, in seconds or as a ``timedelta``; then ``LockTimeout`` is raised;
     - ``locks_session_pooling``: an option of the engine, for connections through PgBouncer or another pooler: ``True``
-      says that the pooler is in session mode, where a client keeps its server connection, so that session locks work.
+      says that the pooler is in session mode, where a client keeps its server connection, so that session locks work;
+    - ``locks_one_node``: an option of the engine or a connection, for clusters whose nodes grant locks of their own:
+      ``True`` says that all that uses locks connects to one and the same node.
 
     >>> operation = sl.Mutex().acquire("task_b").execution_options(locks_wait=5)
     >>> session.scalar(operation)  # in your transaction
@@ -521,8 +527,11 @@ class Execution:
         impl.check_connection(self)
         session = self.backend.session_number(connection) if self.backend.key_rows else None
         began = time.monotonic()
+        # of a function's own setting YugabyteDB knows nothing while it waits for a row
+        limits = bool(self.wait) and impl.sends_wait and not self.backend.functions_limit_waits
         try:
-            outcome = impl.run(self)
+            with self.waiting() if limits else contextlib.nullcontext():
+                outcome = impl.run(self)
         except (DBAPIError, DriverTimeout) as error:
             waited = time.monotonic() - began
             if isinstance(error, DBAPIError) and not died_waiting(error, waited):

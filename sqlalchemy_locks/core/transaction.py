@@ -507,9 +507,9 @@ class OperationRunner:
             execution = Execution(connection, operation, options, wait=wait)
             deadline = None if execution.wait is None else began + execution.wait
             # a wait that is not sent along is set before the statement, and restored after it
-            bounded = deadline is not None and not impl.sends_wait
-            one_statement = not (short or in_session or bounded) and impl.is_one_statement(execution)
             backend = execution.backend
+            bounded = deadline is not None and not (impl.sends_wait and backend.functions_limit_waits)
+            one_statement = not (short or in_session or bounded) and impl.is_one_statement(execution)
             in_autocommit = one_statement and backend.allows_autocommit(connection, execution.server, execution.level)
             # Elsewhere at the app's level, where a statement that writes reads the latest rows at each. A cancelled
             # task's statement may be executed late, and is then rolled back, unless it commits by itself.

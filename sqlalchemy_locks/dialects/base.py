@@ -46,12 +46,18 @@ class Server:
 
     #: the version of YugabyteDB, to which a URL of PostgreSQL may lead
     yugabytedb: str | None = None
+    #: advisory locks exclude every session of the database
+    advisory_locks: bool = True
+    #: sessions that listen are notified
+    notifies: bool = True
     #: a pooler such as PgBouncer is in between, which may give each transaction another session of the server
     pooled: bool = False
     #: a transaction of the app's begins at READ COMMITTED
     begins_read_committed: bool = False
     #: a statement in autocommit is executed at READ COMMITTED
     autocommits_read_committed: bool = False
+    #: why locks are refused without the execution option ``locks_one_node``: other nodes grant them, too
+    several_nodes: str | None = None
 
 
 class Backend:
@@ -89,8 +95,10 @@ class Backend:
     #: the shortest wait in a FIFO queue of waiters that the server keeps, and which a dead session leaves, in seconds;
     #: ``None`` without such queues
     shortest_queue_wait: ClassVar[float | None] = None
-    #: sessions can be notified that a job was enqueued
+    #: sessions can be notified that a job was enqueued, if the server says so
     supports_listen: ClassVar[bool] = False
+    #: a function that gets its longest wait as an argument keeps to it by itself
+    functions_limit_waits: ClassVar[bool] = True
 
     #: the marker is a savepoint, so that ``marker_lost`` releases savepoints that were made after it
     marker_is_savepoint: ClassVar[bool] = False
@@ -162,7 +170,7 @@ class Backend:
     def ask_server(self, connection: Connection) -> Server:
         """Ask the server, once per engine of the app, for what decides how operations are executed.
 
-        :raises Unsupported: for a server whose settings break a guarantee, with the setting to change.
+        :raises Unsupported: for a server that breaks a guarantee, with the setting to change, or what to use instead.
         """
         return Server()
 

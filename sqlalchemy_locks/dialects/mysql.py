@@ -86,6 +86,15 @@ _CHAINS = (
     "Locks can't set its own: set it to NO_CHAIN"
 )
 
+_TIDB = (
+    "TiDB ignores SKIP LOCKED, so that two capture the same row, and doesn't implement shared row locks: use MySQL, "
+    "MariaDB or PostgreSQL"
+)
+_VITESS = (
+    "Vitess: with more than one shard, a key's row, a semaphore and its permits may be in several, whose locks and "
+    "commits are not one: keep the tables of the locks in a keyspace without shards"
+)
+
 #: errors with which the server has ended the whole transaction: another one begins with the next statement
 _ENDED = (1020, 1180, 1206, 1213, 3101)
 
@@ -144,7 +153,10 @@ class MySQL(Backend):
         return _MEANINGS.get(code)
 
     def ask_server(self, connection: Connection) -> Server:
-        if connection.exec_driver_sql("SELECT @@innodb_rollback_on_timeout").scalar():
+        server = connection.exec_driver_sql("SELECT VERSION(), @@version_comment, @@innodb_rollback_on_timeout").one()
+        if "TiDB" in f"{server[0]} {server[1]}":
+            raise Unsupported(_TIDB)
+        if server[2]:
             raise Unsupported(
                 f"{self.name} runs with innodb_rollback_on_timeout=ON, where a lock timeout silently releases "
                 "the locks acquired before it: set it to OFF"
@@ -163,7 +175,12 @@ class MySQL(Backend):
         return bool(connection.exec_driver_sql(f"SELECT {_WRITABLE}").scalar())
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
-        version = str(connection.exec_driver_sql("SELECT VERSION()").scalar())
+        version = str(connection.exec_driver_sql("SELECT CONCAT(VERSION(), ' ', @@version_comment)").scalar())
+        if "TiDB" in version:
+            yield Finding("server", "problem", _TIDB)
+            return
+        if "vitess" in version.lower():
+            yield Finding("server", "warning", _VITESS)
         yield version_finding(self.name, re.split(r"[-+]", version)[0])
         if self.writable(connection):
             yield Finding("writable", "ok", "the server accepts writes")

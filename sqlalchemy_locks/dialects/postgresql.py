@@ -16,11 +16,11 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
 from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, T, TransactionState, not_writable, set_level
-from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, idle_finding, version_finding
+from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, idle_finding, several_nodes_finding, version_finding
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, OutcomeUnknown, StaleSnapshot, Unsupported
 
-_WAIT = text("SELECT current_setting('lock_timeout'), set_config('lock_timeout', :wait, :local)")
-_RESTORE = text("SELECT set_config('lock_timeout', :was, :local)")
+_WAIT = text("SELECT current_setting(:setting), set_config(:setting, :wait, :local)")
+_RESTORE = text("SELECT set_config(:setting, :was, :local)")
 _JOIN = text(
     f"SELECT set_config('idle_in_transaction_session_timeout', '{IDLE}s', true), "
     "CAST(pg_advisory_xact_lock(:key) AS TEXT)"
@@ -33,8 +33,34 @@ _INSTALL_LOCK = text(
 
 _SERVER = text(
     "SELECT version() AS version, pg_backend_pid() AS pid, current_setting('transaction_isolation') AS level, "
-    "current_setting('default_transaction_isolation') AS default_level, current_setting('DateStyle') AS date_style"
+    "current_setting('default_transaction_isolation') AS default_level, current_setting('DateStyle') AS date_style, "
+    "current_setting('server_version') AS server_version, "
+    # those of YugabyteDB
+    "coalesce(current_setting('yb_enable_advisory_locks', true), 'off') = 'on' AND coalesce("
+    "current_setting('yb_silence_advisory_locks_not_supported_error', true), 'off') = 'off' AS advisory_locks, "
+    "coalesce(current_setting('yb_enable_listen_notify', true), 'off') = 'on' AS notifies, "
+    "(SELECT min(extname) FROM pg_extension WHERE extname IN ('bdr', 'citus', 'pgactive', 'spock')) AS extension, "
+    "to_regclass('sys.jobs') IS NOT NULL AND to_regclass('sys.iam_pg_role_mappings') IS NOT NULL AS dsql"
 )
+_CITUS_WORKERS = text("SELECT EXISTS (SELECT FROM pg_dist_node WHERE hasmetadata AND groupid <> 0)")
+_ONE_NODE = "connect everything that uses locks to one node, and set the engine's execution option locks_one_node=True"
+_LAST_WRITE_WINS = (
+    "PostgreSQL with the extension {} has several nodes that accept writes, each of which grants every lock, and keeps "
+    f"the last one of two conflicting updates: {_ONE_NODE}"
+)
+_CITUS = (
+    "Citus with metadata on its workers takes locks on every node, and an advisory lock is one node's own, so that two "
+    f"nodes grant it: {_ONE_NODE}, that of the coordinator"
+)
+_LIMITLESS = (
+    "Aurora PostgreSQL Limitless Database has several routers, one of which each connection gets, and an advisory lock "
+    "is one router's own, so that two routers grant it: use Aurora PostgreSQL with a writer instance, or Redis"
+)
+_DSQL = (
+    "Aurora DSQL has no locks: FOR UPDATE doesn't wait, and of two holders one fails at its COMMIT, after both have "
+    "worked: use Aurora PostgreSQL with a writer instance, or Redis"
+)
+_DSQL_HOST = re.compile(r"\.dsql[.-]")
 _IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
 #: by libpq's PQTRANS_IDLE and PQTRANS_INERROR
 _STATES: dict[int, TransactionState] = {0: "ended", 3: "failed"}
@@ -77,6 +103,9 @@ class PostgreSQL(Backend):
     shortest_queue_wait: ClassVar[float | None] = 0
     returning = True
     writable_ctes = True
+    #: the setting that limits the waits of the statements after it, and its shortest useful value in seconds
+    wait_setting: ClassVar[str] = "lock_timeout"
+    shortest_wait: ClassVar[float] = 0
     partial_indexes = True
 
     def translate(self, error: DBAPIError) -> LockError | None:
@@ -91,6 +120,8 @@ class PostgreSQL(Backend):
             return NotWritable(_sentence(error))
         if code == "SL003":
             return StaleSnapshot(_sentence(error))
+        if code == "SL004":
+            return Unsupported(_sentence(error))
         if code == "25006":
             return not_writable(self.name)
         return None
@@ -140,12 +171,11 @@ class PostgreSQL(Backend):
         try:
             server = self.ask_server(connection)
         except Unsupported as refusal:
-            yield Finding("settings", "problem", str(refusal))
+            yield Finding("server", "problem", str(refusal))
             return
-        if server.yugabytedb is not None:
-            yield version_finding("YugabyteDB", server.yugabytedb)
-        else:
-            yield version_finding("PostgreSQL", str(ask("SHOW server_version")).split()[0])
+        if server.several_nodes is not None:
+            yield several_nodes_finding(connection, server.several_nodes)
+        yield version_finding(self.name, server.yugabytedb or str(ask("SHOW server_version")).split()[0])
         if ask("SELECT pg_is_in_recovery()"):
             says = "this is a standby, where a lock has no effect on the primary: connect to the primary"
             yield Finding("writable", "problem", says)
@@ -160,8 +190,6 @@ class PostgreSQL(Backend):
         else:
             says = f"sessions begin at {level}, where a lock in a session of yours is refused; Locks sets its own level"
             yield Finding("isolation", "warning", says)
-        if server.yugabytedb is not None:
-            yield from yugabyte_findings(connection, level)
         for limit in ("statement_timeout", "transaction_timeout"):
             if ask(f"SELECT coalesce(current_setting('{limit}', true), '0')") != "0":
                 says = f"{limit} is set: it ends the waits of a session's locks, and not those of Locks"
@@ -187,7 +215,13 @@ class PostgreSQL(Backend):
         return bool(raw.autocommit)
 
     def ask_server(self, connection: Connection) -> Server:
+        if _DSQL_HOST.search(connection.engine.url.host or ""):
+            raise Unsupported(_DSQL)
         row = _at_once(connection, _SERVER).one()
+        if row.dsql:
+            raise Unsupported(_DSQL)
+        if "limitless" in row.server_version:
+            raise Unsupported(_LIMITLESS)
         yugabytedb = re.search(r"-YB-([\d.]*)", row.version)
         driver: Any = connection.connection.driver_connection
         # the id that the server sent at first: a pooler invents one, and doesn't say in which mode it is
@@ -200,10 +234,18 @@ class PostgreSQL(Backend):
             )
         return Server(
             yugabytedb=None if yugabytedb is None else yugabytedb[1],
+            advisory_locks=yugabytedb is None or row.advisory_locks,
+            notifies=yugabytedb is None or row.notifies,
             pooled=pid != row.pid,
             begins_read_committed=row.level == _READ_COMMITTED,
             autocommits_read_committed=row.default_level == _READ_COMMITTED,
+            several_nodes=self._several_nodes(connection, row.extension),
         )
+
+    def _several_nodes(self, connection: Connection, extension: str | None) -> str | None:
+        if extension == "citus":
+            return _CITUS if _at_once(connection, _CITUS_WORKERS).scalar() else None
+        return None if extension is None else _LAST_WRITE_WINS.format(extension)
 
     def begin(
         self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
@@ -338,15 +380,17 @@ class PostgreSQL(Backend):
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
         local = not self.autocommit(connection)
-        was = _at_once(connection, _WAIT, {"wait": str(milliseconds(seconds)), "local": local}).scalar()
+        setting = {"setting": self.wait_setting, "local": local}
+        wait = milliseconds(max(seconds, self.shortest_wait))
+        was = _at_once(connection, _WAIT, {**setting, "wait": str(wait)}).scalar()
         try:
             yield
         except BaseException:
             # a setting of the transaction ends with the failed transaction
             if not local and not connection.invalidated:
-                _at_once(connection, _RESTORE, {"was": was, "local": local})
+                _at_once(connection, _RESTORE, {**setting, "was": was})
             raise
-        _at_once(connection, _RESTORE, {"was": was, "local": local})
+        _at_once(connection, _RESTORE, {**setting, "was": was})
 
 
 def milliseconds(seconds: float) -> int:
@@ -357,37 +401,6 @@ def milliseconds(seconds: float) -> int:
 def _at_once(connection: Connection, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:
     """Execute a statement now; with ``stream_results`` it would be when its rows are fetched, and in no autocommit."""
     return connection.execute(statement, values, execution_options={"stream_results": False, "yield_per": None})
-
-
-def yugabyte_findings(connection: Connection, level: str) -> Iterator[Finding]:
-    """Check a YugabyteDB cluster, which a ``postgresql://`` URL may lead to as well.
-
-    :param level: the isolation level that sessions begin at, by name.
-    """
-
-    def ask(sql: str) -> Any:
-        return connection.exec_driver_sql(sql).scalar()
-
-    if ask("SELECT to_regprocedure('yb_get_effective_transaction_isolation_level()') IS NOT NULL"):
-        effective = str(ask("SELECT yb_get_effective_transaction_isolation_level()")).upper()
-    else:
-        effective = str(ask("SELECT current_setting('yb_effective_transaction_isolation_level', true)") or "").upper()
-    if not effective:
-        says = "this version of YugabyteDB doesn't say which level is in force"
-        yield Finding("effective isolation", "warning", says)
-    elif effective in COMMITTED:
-        yield Finding("effective isolation", "ok", f"{effective} is in force")
-    elif level in COMMITTED:
-        says = (
-            f"what is called {level} is effectively {effective}, where every lock is refused: "
-            "turn yb_enable_read_committed_isolation on in the cluster"
-        )
-        yield Finding("effective isolation", "problem", says)
-    else:
-        yield Finding("effective isolation", "warning", f"effectively {effective}, too")
-    if ask("SELECT current_setting('yb_silence_advisory_locks_not_supported_error', true)") == "on":
-        says = "yb_silence_advisory_locks_not_supported_error is on: session locks are refused, as they would not lock"
-        yield Finding("advisory locks", "warning", says)
 
 
 def _sqlstate(error: DBAPIError) -> str | None:

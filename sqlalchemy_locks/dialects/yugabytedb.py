@@ -1,19 +1,82 @@
 """YugabyteDB by the dialect name ``yugabytedb``; ``postgresql://`` URLs to it work as well.
 
-The difference is in the server: the migration reads ``version()`` and installs function bodies that lock rows of
-``lock.locked_keys``. Clients send PostgreSQL's statements; waiters for permits poll, since YugabyteDB's advisory locks
-are recent, and serve nobody in turn.
+The migration reads ``version()`` and, from 2025.1 on, the flag ``yb_enable_advisory_locks``: where that is on, it
+installs PostgreSQL's functions, whose advisory locks are the cluster's; elsewhere functions that lock rows of
+``lock.locked_keys``.
+
+- A wait for a row ends at ``statement_timeout``, which an earlier statement has to set, and not at ``lock_timeout``.
+- Waiters for permits poll: advisory locks serve nobody in turn there.
+- Listeners are notified where ``yb_enable_listen_notify`` is on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import Any
+
+from sqlalchemy.engine import Connection
+from sqlalchemy.exc import DBAPIError
+
+from sqlalchemy_locks.dialects.checks import COMMITTED, Finding
 from sqlalchemy_locks.dialects.postgresql import PostgreSQL
+from sqlalchemy_locks.errors import LockError, LockTimeout
+
+NO_ADVISORY_LOCKS = (
+    "YugabyteDB has no advisory locks without yb_enable_advisory_locks (from 2025.1 on), and may pretend to have them "
+    "with yb_silence_advisory_locks_not_supported_error: turn the first on and the second off"
+)
+#: what it says of a wait for an advisory lock that has ended, sometimes
+_TIMED_OUT = ("Timed out waiting for Acquire Advisory Lock", "Timed out waiting kResponseSent")
 
 
 class YugabyteDB(PostgreSQL):
     name = "YugabyteDB"
-    supports_listen = False
     shortest_queue_wait = None
+    functions_limit_waits = False
+    wait_setting = "statement_timeout"
+    #: a statement that waits for nobody may take longer than less, among regions
+    shortest_wait = 1
+
+    def translate(self, error: DBAPIError) -> LockError | None:
+        ours = super().translate(error)
+        if isinstance(ours, LockTimeout) or any(phrase in str(error.orig) for phrase in _TIMED_OUT):
+            return LockTimeout(
+                "the lock was not free in time (lock_timeout, or for rows statement_timeout), or another session ended "
+                "the statement"
+            )
+        return ours
+
+    def findings(self, connection: Connection) -> Iterator[Finding]:
+        yield from super().findings(connection)
+
+        def ask(sql: str) -> Any:
+            return connection.exec_driver_sql(sql).scalar()
+
+        level = str(ask("SHOW transaction_isolation")).upper()
+        if ask("SELECT to_regprocedure('yb_get_effective_transaction_isolation_level()') IS NOT NULL"):
+            effective = str(ask("SELECT yb_get_effective_transaction_isolation_level()")).upper()
+        else:
+            setting = "SELECT current_setting('yb_effective_transaction_isolation_level', true)"
+            effective = str(ask(setting) or "").upper()
+        if not effective:
+            says = "this version of YugabyteDB doesn't say which level is in force"
+            yield Finding("effective isolation", "warning", says)
+        elif effective in COMMITTED:
+            yield Finding("effective isolation", "ok", f"{effective} is in force")
+        elif level in COMMITTED:
+            says = (
+                f"what is called {level} is effectively {effective}, where every lock is refused: "
+                "turn yb_enable_read_committed_isolation on in the cluster"
+            )
+            yield Finding("effective isolation", "problem", says)
+        else:
+            yield Finding("effective isolation", "warning", f"effectively {effective}, too")
+        if ask("SELECT current_setting('yb_silence_advisory_locks_not_supported_error', true)") == "on":
+            says = (
+                "yb_silence_advisory_locks_not_supported_error is on: session locks and the functions that acquire "
+                "advisory locks are refused, as they would not lock"
+            )
+            yield Finding("advisory locks", "warning", says)
 
 
 BACKEND = YugabyteDB()

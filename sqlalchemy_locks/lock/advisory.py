@@ -39,6 +39,7 @@ class _AcquireLock(OperationImpl):
     """The four ways to acquire a key."""
 
     held_by = "transaction"
+    sends_wait = True
     uses_nonce = False
 
     def __init__(self, mode: _Mode) -> None:

@@ -18,6 +18,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, behind_pooler
 from sqlalchemy_locks.core.typing import BOOL_ROW, NONE_ROW, shaped
 from sqlalchemy_locks.dialects.base import not_writable
+from sqlalchemy_locks.dialects.yugabytedb import NO_ADVISORY_LOCKS
 from sqlalchemy_locks.errors import LockTimeout, Unsupported
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.sql.elements import LOCK_KEY, ReleaseSessionLocks, SessionLock, SessionUnlock
@@ -39,6 +40,8 @@ class _SessionOperation(OperationImpl):
                 f"{self.name} belongs to a connection, and a session returns its own at each commit, "
                 "still locked: execute it on a Connection, or on a session bound to one"
             )
+        if not execution.server.advisory_locks:
+            raise Unsupported(f"{self.name} is an advisory lock, and {NO_ADVISORY_LOCKS}, or use lock.exclusive")
         if behind_pooler(execution.connection):
             raise Unsupported(
                 f"{self.name} locks a session of the server, and a pooler such as PgBouncer is in between, which may "
@@ -65,7 +68,11 @@ class _SessionLock(_SessionOperation):
     def run(self, execution: Execution) -> Any:
         with execution.waiting():
             seconds = _YEAR if execution.wait is None else math.ceil(min(execution.wait, _YEAR))
-            answer = self.ask(execution, {**execution.values, "seconds": seconds})
+            try:
+                answer = self.ask(execution, {**execution.values, "seconds": seconds})
+            except LockTimeout:
+                _release_on_return(execution.connection)  # YugabyteDB may have granted it nevertheless
+                raise
         if answer == "refused":
             raise not_writable(execution.backend.name)
         # None: the server stopped waiting, because the statement was killed or reached its own time limit

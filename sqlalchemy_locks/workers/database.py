@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 from sqlalchemy.orm import sessionmaker
 
-from sqlalchemy_locks.core.operation import Execution, Operation, backend_of, behind_pooler
+from sqlalchemy_locks.core.operation import Execution, Operation, backend_of, behind_pooler, engine_state
 from sqlalchemy_locks.core.transaction import (
     AfterBegin,
     NotCommitted,
@@ -149,14 +149,14 @@ class WorkerDatabase:
 def supports_listen(engine: Engine) -> bool:
     """Whether a connection of this engine would receive notifications: not behind a pooler in transaction mode."""
     with engine.connect() as connection:
-        pooled = behind_pooler(connection)
+        pooled, notifies = behind_pooler(connection), engine_state(connection).server.notifies
     if pooled:
         log(
             logging.INFO,
             "Polling instead of listening: a pooler such as PgBouncer is between this worker and the server (if it is "
             "in session mode, set the engine's execution option locks_session_pooling=True)",
         )
-    return not pooled
+    return notifies and not pooled
 
 
 def log(level: int, message: str, *values: Any, exc_info: BaseException | None = None) -> None:

@@ -56,7 +56,7 @@ def test_another_locking_option_is_refused_once_installed(
     Project(tmp_path / first, postgresql, "directives", locking=first).upgrade()
     created = catalog(postgresql)
     run(postgresql, "DROP TABLE alembic_version")
-    with pytest.raises(sa.exc.DBAPIError, match="downgrade to base with the locking option"):
+    with pytest.raises(sa.exc.DBAPIError, match="End every process that uses locks"):
         Project(tmp_path / second, postgresql, "directives", locking=second).upgrade()
     assert catalog(postgresql) == created
 
@@ -123,7 +123,7 @@ def test_overloads_of_another_origin_are_refused(postgresql: URL, tmp_path: Path
         ("mysql", {"grant_to": "a@b@c"}, "refused"),
         ("postgresql", {"locking": "optimistic"}, "locking is"),
         ("mysql", {"locking": "table"}, "for PostgreSQL"),
-        ("sqlite", {"locking": "table"}, "for PostgreSQL"),
+        ("sqlite", {"locking": "advisory"}, "for PostgreSQL"),
         ("sqlite", {"grant_to": "app"}, "SQLite, which has no roles"),
         ("oracle", {}, "does not know the engine 'oracle'"),
     ],

@@ -40,7 +40,7 @@ def test_check_reports_all_is_well(engine: str, servers: Servers) -> None:
     assert done.stdout.splitlines()[-1] == "All is well"
     assert done.stderr == ""
     if engine == "yugabytedb":
-        assert "YugabyteDB 2025.1.0.0" in done.stdout
+        assert "YugabyteDB 2.25.2.0" in done.stdout
         assert found(cli, "effective isolation") == [("ok", "READ COMMITTED is in force")]
 
 

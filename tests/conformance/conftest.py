@@ -31,6 +31,7 @@ RUNNERS: dict[str, dict[str, tuple[str, ...]]] = {
     "postgresql15-table": {"psycopg": (S, L)},
     "postgresql15-pgbouncer": {"psycopg": (S, AL), "psycopg2": (L,), "asyncpg": (AS, AL)},
     "yugabytedb": {"psycopg2": (S, L), "yugabytedb": (L,)},
+    "yugabytedb-advisory": {"psycopg2": (S, L)},
     "mysql": {"pymysql": (S, L), "aiomysql": (AS, AL), "asyncmy": (AL,)},
     "mariadb": {"pymysql": (S,), "mariadb+pymysql": (S, L), "aiomysql": (AS, AL)},
     "sqlite": {"pysqlite": (S, C, L), "aiosqlite": (AS, AL)},
@@ -47,12 +48,14 @@ class Combination:
         return f"{self.engine}/{self.driver}/{self.runner}"
 
 
-COMBINATIONS = [
+EVERY_COMBINATION = [
     Combination(engine, driver, runner)
     for engine, drivers in RUNNERS.items()
     for driver, runners in drivers.items()
     for runner in runners
 ]
+#: without those whose locks differ only
+COMBINATIONS = [each for each in EVERY_COMBINATION if each.engine != "yugabytedb-advisory"]
 
 _names = itertools.count()
 
@@ -97,7 +100,8 @@ class World:
 
     @property
     def advisory(self) -> bool:
-        return self.engine_name.startswith("postgresql") and self.locking == "native"
+        native = "advisory" if self.engine_name == "yugabytedb" else "native"
+        return self.locking == native and not (self.is_innodb or self.is_sqlite)
 
     @property
     def table(self) -> str | None:

@@ -10,8 +10,10 @@ from sqlalchemy import text
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.lock import innodb
 from tests.conformance.clients import Client
-from tests.conformance.conftest import World
+from tests.conformance.conftest import EVERY_COMBINATION, World
 from tests.fixtures.parties import PATIENCE
+
+pytestmark = pytest.mark.parametrize("world", EVERY_COMBINATION, ids=str, indirect=True)
 
 
 def test_exclusive_excludes_exclusive_and_shared(world: World) -> None:

@@ -67,6 +67,12 @@ class Arena:
     def url(self, driver: str) -> str:
         return self._url(driver) if self.server is None else self._url(driver, self.server)
 
+    def _client_url(self, config: Config) -> str:
+        url = self.url(config.driver)
+        if config.session is None:
+            return url
+        return make_url(url).update_query_dict({"options": config.session}).render_as_string(hide_password=False)
+
     def _connect(self) -> None:
         # a connection of the harness may be among those that a fault ends
         self.admin = create_engine(self.url(self.plain), pool_size=1, max_overflow=2, pool_pre_ping=True)
@@ -120,7 +126,7 @@ class Arena:
         """The face of a config, which the episodes of a series use one after another, each with an empty pool."""
         if self._face is None or self._face[0] != config:
             self._forget_face()
-            url = self.url(config.driver)
+            url = self._client_url(config)
             proxy = None if config.proxy is None else Proxy(url, opaque=config.proxy == "opaque")
             if proxy is None and self._standby is not None:
                 url = self._either(config.driver)
@@ -198,7 +204,7 @@ class Arena:
         try:
             for index, reader in enumerate(readers):
                 here, there = PROCESSES.Pipe()
-                arguments = (there, episode, index, prefix, self.url(episode.config.driver))
+                arguments = (there, episode, index, prefix, self._client_url(episode.config))
                 client = PROCESSES.Process(target=run_in_process, args=arguments, daemon=True)
                 client.start()
                 there.close()

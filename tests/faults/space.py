@@ -31,6 +31,8 @@ PROXY = ["cut", "cut_before", "cut_after", "lost_commit", "delay", "half_close",
 ENGINE = ["terminate", "block_table"]
 SERVER = ["restart", "crash", "pause"]
 PROCESS = ["sigkill", "sigstop"]
+#: of statements and COMMITs, one in two hundred fails
+FAILING = "-c stand_in.failures=0.005 -c stand_in.seed={}"
 #: engines of which a standby can be promoted
 REPLICATED = ["postgresql15", "postgresql18"]
 #: so many seeds after one another have the same config, whose engines are used again
@@ -58,6 +60,8 @@ class Config:
     processes: bool = False
     #: ``stalled_after`` of all workers, in seconds
     stalled: float = 60.0
+    #: options of the clients' sessions: by which the stand-in of YugabyteDB lets statements and COMMITs fail
+    session: str | None = None
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,7 @@ def _config(chance: random.Random, engine: str, processes: bool) -> Config:
         skew=chance.choice([0.0, 0.0, 0.0, 7200.0, -7200.0]),
         processes=in_processes,
         stalled=chance.choice([1.0, 60.0]),
+        session=chance.choice([None, FAILING.format(chance.randrange(2**31))]) if engine == "yugabytedb" else None,
     )
 
 

@@ -142,7 +142,7 @@ def test_session_bound_to_an_engine_is_refused(engine: Engine) -> None:
             with Session() as unbound, pytest.raises(sl.Unsupported, match="belongs to a connection"):
                 unbound.execute(operation, bind_arguments={"bind": engine})
         # at most the statements that are sent once per server
-        assert not any("advisory" in statement or "LOCK(" in statement for statement in statements)
+        assert not any("pg_advisory" in statement or "LOCK(" in statement for statement in statements)
 
 
 def test_locks_run_refuses_them(engine: Engine) -> None:

@@ -1,10 +1,13 @@
 """YugabyteDB's stand-in, and the way to a real cluster.
 
-The stand-in is a PostgreSQL 15 that answers `version()` as YugabyteDB does, knows the
-setting `yb_disable_transactional_writes` and has the function
-`yb_get_effective_transaction_isolation_level()`. It proves that every statement and
-function body for YugabyteDB is accepted and runs; it proves nothing about YugabyteDB's
-storage.
+The stand-in is a PostgreSQL 15 that answers `version()` as YugabyteDB does, knows its
+settings and has the function `yb_get_effective_transaction_isolation_level()`. It proves
+that every statement and function body for YugabyteDB is accepted and runs; it proves
+nothing about YugabyteDB's storage.
+
+A database of it is one before 2025.1, without advisory locks, unless it has `ADVISORY`.
+With `stand_in.failures` and `stand_in.seed`, statements and COMMITs fail by chance, as
+those of YugabyteDB do.
 
 For that, set the environment variable YUGABYTE_URL to the URL of a real cluster, whose
 user may create databases: `postgresql://yugabyte:yugabyte@127.0.0.1:5433/yugabyte`.
@@ -31,13 +34,20 @@ DRIVERS = {
     "yugabytedb+psycopg2": "yugabytedb+psycopg2",
 }
 
+#: The settings of a database that answers as YugabyteDB 2025.2 does.
+ADVISORY = {
+    "stand_in.version": "15.12-YB-2025.2.3.2-b1",
+    "yb_enable_advisory_locks": "on",
+    "yb_enable_listen_notify": "on",
+}
+
 #: PostgreSQL's own version() is renamed, because it can be neither dropped nor replaced: by
 #: its OID it is the one that is compiled in, whatever the catalog says.
 STATEMENTS = (
     "ALTER FUNCTION pg_catalog.version() RENAME TO postgresql_version",
     (
         "CREATE FUNCTION pg_catalog.version() RETURNS text "
-        "LANGUAGE C STABLE STRICT PARALLEL SAFE AS '{library}', 'yb_version'"
+        "LANGUAGE C STABLE STRICT PARALLEL SAFE AS '{library}', 'stand_in_version'"
     ),
     (
         "CREATE FUNCTION pg_catalog.yb_get_effective_transaction_isolation_level() "
@@ -85,6 +95,11 @@ class YugabyteDB(PostgreSQL):
         super().__init__()
         self.name = self.kind
         self.tls = False  # psycopg2 is tested without TLS, too
+
+    def configure(self, database: str, **settings: str) -> None:
+        """Set what a database answers to new connections: `ADVISORY`, or others of its settings."""
+        name = self._quoted(database)
+        self.execute(*(f"ALTER DATABASE {name} SET {what} = '{value}'" for what, value in settings.items()))
 
     def standby(self) -> PostgreSQL:
         """YugabyteDB has no such standby."""

@@ -63,6 +63,7 @@ def open_files(count: int) -> Iterator[None]:
         ("asyncpg", 0),
         ("async psycopg", 0),
         ("async psycopg", 1100),
+        ("psycopg2 to YugabyteDB", 0),
     ],
 )
 def test_put_wakes_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str, beside: int) -> None:
@@ -72,7 +73,9 @@ def test_put_wakes_an_idle_worker(engine_to: MakeEngine, servers: Servers, drive
 
 
 def wake_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str) -> None:
-    engine = engine_to("postgresql15")
+    driver, _, yugabytedb = driver.partition(" to ")
+    name = "yugabytedb-advisory" if yugabytedb else "postgresql15"
+    engine = engine_to(name, "psycopg2")
     done = threading.Event()
 
     async def handler(_: Any) -> None:
@@ -80,7 +83,7 @@ def wake_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str) ->
 
     at_work: Any
     if driver in ("psycopg", "psycopg2"):
-        bind = engine_to("postgresql15", driver)
+        bind = engine_to(name, driver)
         at_work = running(sl.Worker(queue, lambda job: done.set(), bind=bind, poll=3600))
     else:
         at_work = awaiting(servers.installed("postgresql15", driver.removeprefix("async ")), handler)

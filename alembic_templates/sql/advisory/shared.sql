@@ -13,6 +13,8 @@ BEGIN
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE
         AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))
+    -- on YugabyteDB there is more to refuse
+    OR current_setting('yb_disable_transactional_writes', true) IS NOT NULL
   THEN
     PERFORM lock.refuse(allow_stale);
   END IF;

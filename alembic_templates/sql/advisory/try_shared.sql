@@ -10,12 +10,14 @@ BEGIN
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE
         AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))
+    -- on YugabyteDB there is more to refuse
+    OR current_setting('yb_disable_transactional_writes', true) IS NOT NULL
   THEN
     PERFORM lock.refuse(allow_stale);
   END IF;
   IF pg_try_advisory_xact_lock_shared(key) THEN
     RETURN true;
-  ELSIF EXISTS (
+  ELSIF current_setting('yb_disable_transactional_writes', true) IS NULL AND EXISTS (
     SELECT FROM pg_catalog.pg_locks AS l
     WHERE l.pid = pg_backend_pid() AND l.locktype = 'advisory' AND l.objsubid = 1
       AND l.mode = 'ExclusiveLock' AND l.granted

@@ -12,7 +12,7 @@ BEGIN
   END IF;
   PERFORM lock.refuse(allow_stale);
   IF wait_ms IS NOT NULL THEN
-    -- Releases that apply it to advisory locks only wait for a row as long as the server's own limit.
+    -- A wait for a row may ignore it, and then ends at statement_timeout, which only an earlier statement can set.
     previous_wait := current_setting('lock_timeout');
     PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
   END IF;

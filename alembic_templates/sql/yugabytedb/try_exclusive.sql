@@ -10,20 +10,29 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
   END IF;
   PERFORM lock.refuse(allow_stale);
-  FOR round IN 1..100 LOOP
-    PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = try_exclusive.key FOR UPDATE NOWAIT;
-    IF FOUND THEN
-      RETURN true;
-    END IF;
-    -- Outside the transaction, as in exclusive(), so that it leaves no uncommitted insert to wait for. If there is
-    -- one nevertheless, lock_timeout ends the wait. It is not shorter, because it also limits the wait for the
-    -- lock of the table, which another process grants.
-    PERFORM set_config('yb_disable_transactional_writes', 'on', true);
-    INSERT INTO lock.locked_keys (key) VALUES (try_exclusive.key) ON CONFLICT DO NOTHING;
-    PERFORM set_config('yb_disable_transactional_writes', previous, true);
+  FOR attempt IN 1..2 LOOP
+    BEGIN
+      FOR round IN 1..100 LOOP
+        PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = try_exclusive.key FOR UPDATE NOWAIT;
+        IF FOUND THEN
+          RETURN true;
+        END IF;
+        -- Outside the transaction, as in exclusive(), so that it leaves no uncommitted insert to wait for. If there is
+        -- one nevertheless, lock_timeout ends the wait. It is not shorter, because it also limits the wait for the
+        -- lock of the table, which another process grants.
+        PERFORM set_config('yb_disable_transactional_writes', 'on', true);
+        INSERT INTO lock.locked_keys (key) VALUES (try_exclusive.key) ON CONFLICT DO NOTHING;
+        PERFORM set_config('yb_disable_transactional_writes', previous, true);
+      END LOOP;
+      RETURN false;
+    EXCEPTION
+      WHEN lock_not_available THEN
+        RETURN false;
+      WHEN serialization_failure THEN
+        -- A conflict with one that has ended, or a read restart: the key may be free. It is asked for once more.
+        NULL;
+    END;
   END LOOP;
-  RETURN false;
-EXCEPTION WHEN lock_not_available OR serialization_failure THEN
   RETURN false;
 END
 $body$;

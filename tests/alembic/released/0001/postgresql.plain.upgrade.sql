@@ -21,11 +21,16 @@ BEGIN
       'a function lock.shared(bigint) exists already, and calls would reach it'
       ' instead of the one to be installed: drop it, or install into another schema';
   END IF;
-  IF strpos(version(), '-YB-') > 0 THEN
+  IF strpos(version(), '-YB-') > 0
+    AND (coalesce(current_setting('yb_enable_advisory_locks', true), 'off') <> 'on'
+      OR coalesce(current_setting('yb_silence_advisory_locks_not_supported_error', true), 'off') = 'on'
+      OR EXISTS (SELECT FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace WHERE relname = 'locked_keys' AND nspname = 'lock' AND relkind = 'r'))
+  THEN
     IF EXISTS (SELECT FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace WHERE relname = 'locked_keys' AND nspname = 'lock' AND relkind <> 'r') THEN
       RAISE EXCEPTION USING ERRCODE = 'wrong_object_type', MESSAGE =
-        'lock.locked_keys exists already and is not a table: drop it, or downgrade'
-        ' to base with the locking option that it was installed with, then upgrade again';
+        'lock.locked_keys exists already and is not a table: with another locking option'
+        ' two kinds of locks would not exclude each other. End every process that uses locks, drop it, and'
+        ' upgrade again';
     END IF;
     CREATE TABLE IF NOT EXISTS lock.locked_keys (key BIGINT NOT NULL, ts TIMESTAMP WITH TIME ZONE NOT NULL DEFAULT clock_timestamp(), PRIMARY KEY (key));
     EXECUTE $command$
@@ -76,7 +81,7 @@ BEGIN
   END IF;
   PERFORM lock.refuse(allow_stale);
   IF wait_ms IS NOT NULL THEN
-    -- Releases that apply it to advisory locks only wait for a row as long as the server's own limit.
+    -- A wait for a row may ignore it, and then ends at statement_timeout, which only an earlier statement can set.
     previous_wait := current_setting('lock_timeout');
     PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
   END IF;
@@ -116,7 +121,7 @@ BEGIN
   END IF;
   PERFORM lock.refuse(allow_stale);
   IF wait_ms IS NOT NULL THEN
-    -- Releases that apply it to advisory locks only wait for a row as long as the server's own limit.
+    -- A wait for a row may ignore it, and then ends at statement_timeout, which only an earlier statement can set.
     previous_wait := current_setting('lock_timeout');
     PERFORM set_config('lock_timeout', greatest(wait_ms, 1)::text, true);
   END IF;
@@ -154,20 +159,29 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
   END IF;
   PERFORM lock.refuse(allow_stale);
-  FOR round IN 1..100 LOOP
-    PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = try_exclusive.key FOR UPDATE NOWAIT;
-    IF FOUND THEN
-      RETURN true;
-    END IF;
-    -- Outside the transaction, as in exclusive(), so that it leaves no uncommitted insert to wait for. If there is
-    -- one nevertheless, lock_timeout ends the wait. It is not shorter, because it also limits the wait for the
-    -- lock of the table, which another process grants.
-    PERFORM set_config('yb_disable_transactional_writes', 'on', true);
-    INSERT INTO lock.locked_keys (key) VALUES (try_exclusive.key) ON CONFLICT DO NOTHING;
-    PERFORM set_config('yb_disable_transactional_writes', previous, true);
+  FOR attempt IN 1..2 LOOP
+    BEGIN
+      FOR round IN 1..100 LOOP
+        PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = try_exclusive.key FOR UPDATE NOWAIT;
+        IF FOUND THEN
+          RETURN true;
+        END IF;
+        -- Outside the transaction, as in exclusive(), so that it leaves no uncommitted insert to wait for. If there is
+        -- one nevertheless, lock_timeout ends the wait. It is not shorter, because it also limits the wait for the
+        -- lock of the table, which another process grants.
+        PERFORM set_config('yb_disable_transactional_writes', 'on', true);
+        INSERT INTO lock.locked_keys (key) VALUES (try_exclusive.key) ON CONFLICT DO NOTHING;
+        PERFORM set_config('yb_disable_transactional_writes', previous, true);
+      END LOOP;
+      RETURN false;
+    EXCEPTION
+      WHEN lock_not_available THEN
+        RETURN false;
+      WHEN serialization_failure THEN
+        -- A conflict with one that has ended, or a read restart: the key may be free. It is asked for once more.
+        NULL;
+    END;
   END LOOP;
-  RETURN false;
-EXCEPTION WHEN lock_not_available OR serialization_failure THEN
   RETURN false;
 END
 $body$
@@ -185,20 +199,29 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'null_value_not_allowed', MESSAGE = 'a lock key must not be NULL';
   END IF;
   PERFORM lock.refuse(allow_stale);
-  FOR round IN 1..100 LOOP
-    PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = try_shared.key FOR SHARE NOWAIT;
-    IF FOUND THEN
-      RETURN true;
-    END IF;
-    -- Outside the transaction, as in shared(), so that it leaves no uncommitted insert to wait for. If there is
-    -- one nevertheless, lock_timeout ends the wait. It is not shorter, because it also limits the wait for the
-    -- lock of the table, which another process grants.
-    PERFORM set_config('yb_disable_transactional_writes', 'on', true);
-    INSERT INTO lock.locked_keys (key) VALUES (try_shared.key) ON CONFLICT DO NOTHING;
-    PERFORM set_config('yb_disable_transactional_writes', previous, true);
+  FOR attempt IN 1..2 LOOP
+    BEGIN
+      FOR round IN 1..100 LOOP
+        PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = try_shared.key FOR SHARE NOWAIT;
+        IF FOUND THEN
+          RETURN true;
+        END IF;
+        -- Outside the transaction, as in shared(), so that it leaves no uncommitted insert to wait for. If there is
+        -- one nevertheless, lock_timeout ends the wait. It is not shorter, because it also limits the wait for the
+        -- lock of the table, which another process grants.
+        PERFORM set_config('yb_disable_transactional_writes', 'on', true);
+        INSERT INTO lock.locked_keys (key) VALUES (try_shared.key) ON CONFLICT DO NOTHING;
+        PERFORM set_config('yb_disable_transactional_writes', previous, true);
+      END LOOP;
+      RETURN false;
+    EXCEPTION
+      WHEN lock_not_available THEN
+        RETURN false;
+      WHEN serialization_failure THEN
+        -- A conflict with one that has ended, or a read restart: the key may be free. It is asked for once more.
+        NULL;
+    END;
   END LOOP;
-  RETURN false;
-EXCEPTION WHEN lock_not_available OR serialization_failure THEN
   RETURN false;
 END
 $body$
@@ -265,8 +288,9 @@ $command$;
   ELSE
     IF EXISTS (SELECT FROM pg_catalog.pg_class JOIN pg_catalog.pg_namespace AS n ON n.oid = relnamespace WHERE relname = 'locked_keys' AND nspname = 'lock' AND relkind <> 'v') THEN
       RAISE EXCEPTION USING ERRCODE = 'wrong_object_type', MESSAGE =
-        'lock.locked_keys exists already and is not a view: drop it, or downgrade'
-        ' to base with the locking option that it was installed with, then upgrade again';
+        'lock.locked_keys exists already and is not a view: with another locking option'
+        ' two kinds of locks would not exclude each other. End every process that uses locks, drop it, and'
+        ' upgrade again';
     END IF;
     EXECUTE $command$
 CREATE OR REPLACE VIEW lock.locked_keys AS
@@ -287,6 +311,8 @@ CREATE OR REPLACE FUNCTION lock.refuse(allow_stale boolean) RETURNS void
 LANGUAGE plpgsql
 AS $body$
 -- sqlalchemy_locks 0001
+DECLARE
+  isolation text := current_setting('transaction_isolation');
 BEGIN
   IF pg_is_in_recovery() THEN
     RAISE EXCEPTION USING ERRCODE = 'SL001', MESSAGE =
@@ -296,13 +322,24 @@ BEGIN
     RAISE EXCEPTION USING ERRCODE = 'SL002', MESSAGE =
       'no lock is taken in a read-only transaction, because the server may be a replica, whose locks'
       ' exclude no session on the primary: use a read-write transaction';
-  ELSIF allow_stale IS NOT TRUE
-    AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted')
+  ELSIF current_setting('yb_enable_advisory_locks', true) = 'off'
+    OR current_setting('yb_silence_advisory_locks_not_supported_error', true) = 'on'
   THEN
-    RAISE EXCEPTION USING ERRCODE = 'SL003', MESSAGE =
-      'no lock is taken in a ' || upper(current_setting('transaction_isolation')) || ' transaction, because its'
-      ' snapshot may be older than the lock, so that the holder would read stale rows:'
-      ' use READ COMMITTED, or pass allow_stale';
+    RAISE EXCEPTION USING ERRCODE = 'SL004', MESSAGE =
+      'no lock is taken, because YugabyteDB has no advisory locks without yb_enable_advisory_locks, and may pretend to'
+      ' have them with yb_silence_advisory_locks_not_supported_error: turn the first on and the second off, or install'
+      ' the functions that lock rows (locking="table")';
+  ELSIF allow_stale IS NOT TRUE THEN
+    -- YugabyteDB without yb_enable_read_committed_isolation reports read committed but runs snapshot isolation.
+    IF to_regprocedure('yb_get_effective_transaction_isolation_level()') IS NOT NULL THEN
+      EXECUTE 'SELECT lower(yb_get_effective_transaction_isolation_level())' INTO isolation;
+    END IF;
+    IF isolation NOT IN ('read committed', 'read uncommitted') THEN
+      RAISE EXCEPTION USING ERRCODE = 'SL003', MESSAGE =
+        'no lock is taken in a transaction that is effectively ' || upper(isolation) || ', because its'
+        ' snapshot may be older than the lock, so that the holder would read stale rows:'
+        ' use READ COMMITTED (on YugabyteDB with yb_enable_read_committed_isolation), or pass allow_stale';
+    END IF;
   END IF;
 END
 $body$
@@ -323,6 +360,8 @@ BEGIN
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE
         AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))
+    -- on YugabyteDB there is more to refuse
+    OR current_setting('yb_disable_transactional_writes', true) IS NOT NULL
   THEN
     PERFORM lock.refuse(allow_stale);
   END IF;
@@ -353,6 +392,8 @@ BEGIN
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE
         AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))
+    -- on YugabyteDB there is more to refuse
+    OR current_setting('yb_disable_transactional_writes', true) IS NOT NULL
   THEN
     PERFORM lock.refuse(allow_stale);
   END IF;
@@ -380,6 +421,8 @@ BEGIN
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE
         AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))
+    -- on YugabyteDB there is more to refuse
+    OR current_setting('yb_disable_transactional_writes', true) IS NOT NULL
   THEN
     PERFORM lock.refuse(allow_stale);
   END IF;
@@ -400,12 +443,14 @@ BEGIN
     OR current_setting('transaction_read_only') = 'on'
     OR (allow_stale IS NOT TRUE
         AND current_setting('transaction_isolation') NOT IN ('read committed', 'read uncommitted'))
+    -- on YugabyteDB there is more to refuse
+    OR current_setting('yb_disable_transactional_writes', true) IS NOT NULL
   THEN
     PERFORM lock.refuse(allow_stale);
   END IF;
   IF pg_try_advisory_xact_lock_shared(key) THEN
     RETURN true;
-  ELSIF EXISTS (
+  ELSIF current_setting('yb_disable_transactional_writes', true) IS NULL AND EXISTS (
     SELECT FROM pg_catalog.pg_locks AS l
     WHERE l.pid = pg_backend_pid() AND l.locktype = 'advisory' AND l.objsubid = 1
       AND l.mode = 'ExclusiveLock' AND l.granted
