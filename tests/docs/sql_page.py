@@ -242,7 +242,7 @@ def plain(statement: str) -> str:
 def of_page(text: str, engine: str) -> dict[str, str]:
     """Return the statements of one engine, by operation, as a page shows them."""
     found: dict[str, str] = {}
-    for section in text.split("\n### `")[1:]:
+    for section in text.partition("\n## Functions\n")[0].split("\n### `")[1:]:
         operation = section.partition("`\n")[0]
         for names, shown_ in re.findall(r'```sql title="(.*?)"\n(.*?)\n```', section, flags=re.S):
             if ENGINES[engine] in names.split(", "):
