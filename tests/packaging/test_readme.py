@@ -46,7 +46,7 @@ def test_typed_twice_into_a_fresh_environment(name: str, built: Built, tmp_path:
             if block.language == "sh":
                 for line in block.text.splitlines():
                     entered(line, environment, built.wheel, folder)
-            elif block.language == "python" and block.info != "noexec":
+            elif block.language == "python" and block.info != "noexec" and not block.mark:
                 program += block.text + "\n"
         environment("-W", "error", "-c", program, cwd=folder)
 
