@@ -48,6 +48,8 @@ ROLES = (
 )
 #: the role of a column that a table of the user's own may lack
 UNIQUE_KEY = "unique_key"
+#: columns of the shipped table whose values a worker knows of each job that it captures: it doesn't read them
+_CAPTURED = ("queue_id", "processing_host", "completed_at", "failed_at", UNIQUE_KEY)
 #: the order in which jobs are captured
 ORDER = ("priority", "run_at", "internal_id")
 #: the parameters that identify owned jobs: pairs, and the same as two lists for engines that bind arrays
@@ -200,9 +202,20 @@ class Jobs:
         return owned_values(sorted(pairs))
 
     @cached_property
+    def fetched(self) -> tuple[str, ...]:
+        """The keys of the columns that a worker reads of a job that it captures."""
+        keys = map(str, self.columns.table.c.keys())
+        return tuple(key for key in keys if self.target is not None or key not in _CAPTURED)
+
+    def captured(self, queue: str, host: str) -> tuple[Any, ...]:
+        """Return the values of the other columns."""
+        return () if self.target is not None else (queue, host, None, None, None)
+
+    @cached_property
     def keys(self) -> dict[str, int]:
-        """The index of each column in a whole row, by its key."""
-        return {str(column.key): index for index, column in enumerate(self.columns.table.c)}
+        """The index of each column among the values of a captured job, by its key."""
+        keys = self.fetched if self.target is not None else (*self.fetched, *_CAPTURED)
+        return {key: index for index, key in enumerate(keys)}
 
     @cached_property
     def integer_arrays(self) -> list[str]:
