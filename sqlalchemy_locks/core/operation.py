@@ -83,7 +83,8 @@ class EngineState:
     server: Server
 
 
-_states: WeakKeyDictionary[Dialect, EngineState] = WeakKeyDictionary()
+#: of each engine whose first connection has told about its server
+engine_states: WeakKeyDictionary[Dialect, EngineState] = WeakKeyDictionary()
 #: transactions that the server has rolled back, where its driver doesn't know
 _ended: WeakSet[RootTransaction] = WeakSet()
 
@@ -93,22 +94,17 @@ def engine_state(connection: Connection) -> EngineState:
 
     :raises Unsupported: for an engine or a server on which locks don't keep their promises.
     """
-    state = _states.get(connection.dialect)
+    state = engine_states.get(connection.dialect)
     if state is None:
         begun = has_begun(connection)
         server = backend_for(connection.dialect).ask_server(connection)
         if not begun:
             connection.rollback()  # the level of a transaction can be set before its first statement only
         state = EngineState(backend_for(connection.dialect, server), server)
-        _states[connection.dialect] = state
+        engine_states[connection.dialect] = state
         if state.backend.marker_is_savepoint:
             event.listen(connection.dialect, "handle_error", partial(_note_end, state.backend))
     return state
-
-
-def is_known(dialect: Dialect) -> bool:
-    """Return whether a connection of the engine has told about its server."""
-    return dialect in _states
 
 
 def has_begun(connection: Connection) -> bool:
@@ -136,7 +132,7 @@ def behind_pooler(connection: Connection) -> bool:
 
 def backend_of(dialect: Dialect) -> Backend:
     """Return the backend of an engine, as far as it is known without a connection."""
-    state = _states.get(dialect)
+    state = engine_states.get(dialect)
     return backend_for(dialect) if state is None else state.backend
 
 
@@ -364,7 +360,8 @@ class RowsOperation(Operation[R]):
         _gives_rows: Literal[True]  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _unpack(self, result: Result[Any]) -> list[Any]:
-        return listed(result)
+        """Return the rows; where a row is one value, the values."""
+        return list(result.scalars() if len(result.keys()) == 1 else result)
 
 
 @CompileState.plugin_for("orm", Operation.__visit_name__)
@@ -440,11 +437,6 @@ def execute_in_session(execution: Execution, statement: Any, values: Mapping[str
     return result
 
 
-def listed(result: Result[Any]) -> list[Any]:
-    """Return the rows of a result; where a row is one value, the values."""
-    return list(result.scalars() if len(result.keys()) == 1 else result)
-
-
 def _refuse_parameters(params: Any) -> None:
     if params and any(params if isinstance(params, (list, tuple)) else (params,)):
         raise TypeError("an operation carries its own values: execute it without parameters")
@@ -510,7 +502,7 @@ class Execution:
         :raises LockTimeout: when somebody else's time limit has ended the wait for a lock.
         """
         connection, impl = self.connection, self.operation._impl
-        if was_ended(connection):
+        if connection.get_transaction() in _ended:
             raise MustRollback(
                 f"{impl.name}: {self.backend.name} has rolled this transaction back for an earlier error, and released "
                 "every lock that it held: roll it back here, too, and run it again"

@@ -33,9 +33,9 @@ from sqlalchemy_locks.core.operation import (
     died_waiting,
     ended_by_limit,
     engine_state,
+    engine_states,
     fresh_nonce,
     has_begun,
-    is_known,
     translated,
     was_ended,
 )
@@ -119,7 +119,7 @@ def checked_out(checkout: Callable[[], Connection]) -> Connection:
     is returned then, and checked out again.
     """
     connection = checkout()
-    if not is_known(connection.dialect) and has_begun(connection):
+    if connection.dialect not in engine_states and has_begun(connection):
         try:
             engine_state(connection)
         finally:

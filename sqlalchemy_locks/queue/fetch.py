@@ -73,7 +73,7 @@ class CaptureJobs(JobCapture):
         """
         at = self.jobs.at(context)
         claim: Any = bindparam(
-            "locks_drawn", type_=at.claim.type, callable_=lambda: draw_job_claim(at.claim, begun=begun)
+            "locks_drawn", type_=at.claim.type, callable_=partial(draw_job_claim, at.claim, begun=begun)
         )
         return CaptureSpec(
             at.table,

@@ -7,7 +7,7 @@ capture draws a random ``claim``, and each statement that ends a job compares bo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import copy
 from functools import cache, cached_property
 from operator import itemgetter
@@ -195,11 +195,12 @@ class Jobs:
             if (each := _id_and_claim(job)) is None:
                 raise _not_captured(job)
             pairs.add(each)
-        return owned_values(sorted(pairs))
+        return self.owned_pairs(pairs)
 
-    def owned_pairs(self, pairs: Sequence[Any]) -> dict[str, Any]:
+    def owned_pairs(self, jobs: Iterable[Any]) -> dict[str, Any]:
         """Return the same for pairs of id and claim."""
-        return owned_values(sorted(pairs))
+        pairs = sorted(jobs)
+        return {PAIRS: pairs, IDS: list(map(_first, pairs)), CLAIMS: list(map(_second, pairs))}
 
     @cached_property
     def fetched(self) -> tuple[str, ...]:
@@ -293,6 +294,8 @@ class WorkerRows:
 class JobOperation(OperationImpl):
     """An operation on jobs that is not a capture."""
 
+    uses_nonce = False
+
     def __init__(self, jobs: Jobs, name: str) -> None:
         super().__init__()
         self.jobs, self.name = jobs, name
@@ -305,6 +308,8 @@ class JobOperation(OperationImpl):
 class JobCapture(CaptureImpl):
     """A capture of jobs."""
 
+    uses_nonce = False
+
     def __init__(self, jobs: Jobs, name: str) -> None:
         super().__init__(name)
         self.jobs = jobs
@@ -312,11 +317,6 @@ class JobCapture(CaptureImpl):
 
     def route(self) -> dict[str, Any]:
         return self.jobs.route()
-
-
-def owned_values(pairs: list[Any]) -> dict[str, Any]:
-    """Return the parameters that identify jobs by id and claim."""
-    return {PAIRS: pairs, IDS: list(map(_first, pairs)), CLAIMS: list(map(_second, pairs))}
 
 
 def _not_captured(job: Any) -> TypeError:
@@ -345,7 +345,9 @@ def _id_and_claim(job: Any) -> tuple[Any, int] | None:
     """
     if isinstance(job, Row) and len(job) == 1:
         job = job[0]  # an entity, as Session.execute() returns it
-    proof = stored_proof(job)
+    if isinstance(job, (tuple, list)) and len(job) == 2 and type(job[1]) is int:
+        return job[0], job[1]
+    proof = None if isinstance(job, (Row, tuple, list)) else stored_proof(job)
     if proof == ():
         raise ValueError(
             f"Queue: {job!r} was not captured in its session, and its claim may be another owner's: pass what "
@@ -355,6 +357,4 @@ def _id_and_claim(job: Any) -> tuple[Any, int] | None:
         return proof[0], proof[1]
     if hasattr(job, "internal_id") and hasattr(job, "claim"):
         return job.internal_id, job.claim
-    if isinstance(job, (tuple, list)) and len(job) == 2 and type(job[1]) is int:
-        return job[0], job[1]
     return None
