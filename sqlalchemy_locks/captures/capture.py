@@ -138,15 +138,14 @@ class CaptureImpl(OperationImpl):
         with execution.waiting():
             if not execution.backend.transaction_begun(execution.connection):
                 execution.take_write_lock(spec.table)
-                several = self.statement(execution.context) is None or self._needs_order(execution, spec)
+                several = self.statement(execution.context) is None or self._has_order(execution, spec)
                 if several:
                     execution.require_transaction()
             return self._run(execution, spec)
 
-    def _needs_order(self, execution: Execution, spec: CaptureSpec) -> bool:
-        """Return whether the one statement returns rows in no order, and there may be an order."""
-        unordered = execution.backend.single_writer and not self.counts
-        return unordered and bool(spec.order_by) and execution.values[LIMIT] > 1
+    def _has_order(self, execution: Execution, spec: CaptureSpec) -> bool:
+        """Return whether the order of the rows may matter; SQLite's one statement returns them in none."""
+        return not self.counts and bool(spec.order_by) and execution.values[LIMIT] > 1
 
     def _run(self, execution: Execution, spec: CaptureSpec) -> Any:
         statement: Any = self.statement(execution.context)
@@ -158,7 +157,7 @@ class CaptureImpl(OperationImpl):
         if statement is None:
             return self._read(execution, spec, self._in_steps(execution, spec))
         keys: Keys | None = None
-        if self._needs_order(execution, spec):
+        if execution.backend.single_writer and self._has_order(execution, spec):
             # before the UPDATE, which may change what they are ordered by
             options = criteria(execution.loader_options)
             keys = _keys(execution, spec, select_candidates(spec, options, locks=False))

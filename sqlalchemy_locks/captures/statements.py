@@ -56,6 +56,8 @@ class CaptureSpec:
     one_of: tuple[Column[Any], tuple[Any, ...]] | None = None
     #: the columns that identify a capture; their values are stored with a captured entity
     proof: tuple[Column[Any], ...] = ()
+    #: the limit of every capture; by default it is bound
+    limit: int | None = None
     #: makes of the columns of the table what is read of them where rows are returned
     read: Callable[[Iterable[Any]], list[Any]] = list
 
@@ -149,15 +151,17 @@ def key_parameters(table: Table, keys: Sequence[tuple[Any, ...]]) -> dict[str, A
     return {KEYS: [key[0] for key in keys] if len(table.primary_key) == 1 else list(keys)}
 
 
-def _limit() -> Any:
+def _limit(spec: CaptureSpec) -> Any:
     # a literal: the plan depends on it
+    if spec.limit is not None:
+        return literal_column(str(spec.limit), Integer())
     return bindparam(LIMIT, type_=Integer(), literal_execute=True)
 
 
 def search(spec: CaptureSpec, *conditions: Any) -> Any:
     """Return the SELECT of the candidates' primary keys, without locks and without ``spec.one_of``."""
     candidates = select(*spec.keys).where(*spec.where, *conditions)
-    return candidates.order_by(*spec.order_by).limit(_limit())
+    return candidates.order_by(*spec.order_by).limit(_limit(spec))
 
 
 def select_candidates(
@@ -203,7 +207,7 @@ def _merged(spec: CaptureSpec, each: Sequence[Any]) -> Any:
         for modifier in reversed(modifiers):
             element = UnaryExpression(element, modifier=modifier)
         by.append(element)
-    return select(merged).order_by(*by).limit(_limit())
+    return select(merged).order_by(*by).limit(_limit(spec))
 
 
 def lock_candidates(spec: CaptureSpec, keys: Sequence[tuple[Any, ...]], options: Iterable[Any]) -> Any:

@@ -83,7 +83,8 @@ class EngineState:
     server: Server
 
 
-_states: WeakKeyDictionary[Dialect, EngineState] = WeakKeyDictionary()
+#: of each engine whose first connection has told about its server
+engine_states: WeakKeyDictionary[Dialect, EngineState] = WeakKeyDictionary()
 #: transactions that the server has rolled back, where its driver doesn't know
 _ended: WeakSet[RootTransaction] = WeakSet()
 
@@ -94,25 +95,20 @@ def engine_state(connection: Connection) -> EngineState:
     :raises Unsupported: for an engine or a server on which locks don't keep their promises; for one of several nodes
         that grant them, unless the connection's option ``locks_one_node`` says that all locks go to one.
     """
-    state = _states.get(connection.dialect)
+    state = engine_states.get(connection.dialect)
     if state is None:
         begun = has_begun(connection)
         server = backend_for(connection.dialect).ask_server(connection)
         if not begun:
             connection.rollback()  # the level of a transaction can be set before its first statement only
         state = EngineState(backend_for(connection.dialect, server), server)
-        _states[connection.dialect] = state
+        engine_states[connection.dialect] = state
         if state.backend.marker_is_savepoint:
             event.listen(connection.dialect, "handle_error", partial(_note_end, state.backend))
     several_nodes = state.server.several_nodes
     if several_nodes is not None and not connection.get_execution_options().get("locks_one_node"):
         raise Unsupported(several_nodes)
     return state
-
-
-def is_known(dialect: Dialect) -> bool:
-    """Return whether a connection of the engine has told about its server."""
-    return dialect in _states
 
 
 def has_begun(connection: Connection) -> bool:
@@ -140,7 +136,7 @@ def behind_pooler(connection: Connection) -> bool:
 
 def backend_of(dialect: Dialect) -> Backend:
     """Return the backend of an engine, as far as it is known without a connection."""
-    state = _states.get(dialect)
+    state = engine_states.get(dialect)
     return backend_for(dialect) if state is None else state.backend
 
 
@@ -370,7 +366,8 @@ class RowsOperation(Operation[R]):
         _gives_rows: Literal[True]  # type: ignore[assignment]  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def _unpack(self, result: Result[Any]) -> list[Any]:
-        return listed(result)
+        """Return the rows; where a row is one value, the values."""
+        return list(result.scalars() if len(result.keys()) == 1 else result)
 
 
 @CompileState.plugin_for("orm", Operation.__visit_name__)
@@ -444,11 +441,6 @@ def execute_in_session(execution: Execution, statement: Any, values: Mapping[str
             session, prepared[0], values, prepared[1], execution.bind_arguments, execution.connection
         )
     return result
-
-
-def listed(result: Result[Any]) -> list[Any]:
-    """Return the rows of a result; where a row is one value, the values."""
-    return list(result.scalars() if len(result.keys()) == 1 else result)
 
 
 def _refuse_parameters(params: Any) -> None:

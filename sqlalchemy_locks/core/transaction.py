@@ -33,9 +33,9 @@ from sqlalchemy_locks.core.operation import (
     died_waiting,
     ended_by_limit,
     engine_state,
+    engine_states,
     fresh_nonce,
     has_begun,
-    is_known,
     translated,
     was_ended,
 )
@@ -119,7 +119,7 @@ def checked_out(checkout: Callable[[], Connection]) -> Connection:
     is returned then, and checked out again.
     """
     connection = checkout()
-    if not is_known(connection.dialect) and has_begun(connection):
+    if connection.dialect not in engine_states and has_begun(connection):
         try:
             engine_state(connection)
         finally:
@@ -392,31 +392,134 @@ class AfterBegin:
             session.close()  # in this mode that ends no transaction of its connection
 
 
-class OperationRunner:
-    """Runs operations on connections of one engine.
+class Attempts:
+    """Runs operations once, each on a connection of its own: in autocommit, or in a transaction.
 
     :param session_maker: makes the session of an operation that gives entities, and of every operation where the app
         does something at the beginning of a session's transaction (``after_begin``).
-    :param on_retry: called with the operation's name, the error, and the number of the retry.
-    :param before_write: called before what writes, where there is one writer at a time.
     :param checkout: checks a connection out; by default of the engine's pool.
+    :param give_back: called with a connection after a statement that has succeeded; by default it returns to its pool.
+    :param in_sessions: by default; otherwise rows are no entities, and only those listeners are called.
     """
 
     def __init__(
         self,
         engine: Engine,
         session_maker: Callable[..., Session],
+        checkout: Callable[[], Connection] | None = None,
+        give_back: Callable[[Connection], object] = return_to_pool,
+        *,
+        in_sessions: bool = True,
+    ) -> None:
+        self._session_maker, self._in_sessions, self._give_back = session_maker, in_sessions, give_back
+        self._checkout = partial(checked_out, checkout or partial(connect, engine))
+        self.after_begin = AfterBegin(session_maker)
+
+    def run(
+        self, operation: Operation[Any], options: Mapping[str, Any], wait: float | None = None, *, short: bool = False
+    ) -> Any:
+        """Run an operation.
+
+        :param options: execution options.
+        :param wait: the longest wait for a lock, in seconds; ``None``: the operation's own, or the server's.
+        :param short: in a short transaction, even where autocommit would be one round trip.
+        :raises NotCommitted: when its transaction ended before COMMIT.
+        :raises OutcomeUnknown: when the connection died after a statement was sent that commits.
+        """
+        began, impl, heard = time.monotonic(), operation._impl, self.after_begin.is_heard()
+        in_session = self._in_sessions and (heard or (isinstance(operation, RowsOperation) and operation.is_select))
+        connection, in_autocommit, value = self._checkout(), False, None
+        execution: Execution | None = None
+        try:
+            execution = Execution(connection, operation, options, wait=wait)
+            deadline = None if execution.wait is None else began + execution.wait
+            backend = execution.backend
+            # a wait that is not sent along is set before the statement, and restored after it
+            bounded = deadline is not None and not (impl.sends_wait and backend.functions_limit_waits)
+            one_statement = not (short or heard or in_session or bounded) and impl.is_one_statement(execution)
+            in_autocommit = one_statement and backend.allows_autocommit(connection, execution.server, execution.level)
+            # Elsewhere at the app's level, where a statement that writes reads the latest rows at each. A cancelled
+            # task's statement may be executed late, and is then rolled back, unless it commits by itself.
+            commits = connection.dialect.is_async and backend.autocommit(connection)
+            plain = one_statement and not commits and (backend.stale_reads or backend.single_writer)
+            if in_autocommit:
+                execution.in_autocommit = True
+                value = backend.autocommitted(connection, partial(execution.perform, unpack=True))
+            elif plain:
+                value = _run_in_plain_transaction(execution, deadline)
+        except BaseException as error:
+            return_to_pool(connection, error)
+            if in_autocommit and execution is not None and execution.sent and _has_died(error):
+                raise _reply_lost(execution) from error
+            raise
+        if in_autocommit or plain:
+            self._give_back(connection)
+            return value
+        if in_session and wait is not None:
+            options = {**options, "locks_wait": wait}
+        return self._run_in_transaction(execution, options, deadline, in_session)
+
+    def _run_in_transaction(
+        self, execution: Execution, options: Mapping[str, Any], deadline: float | None, in_session: bool
+    ) -> Any:
+        connection, operation = execution.connection, execution.operation
+        impl, transaction = operation._impl, ShortTransaction(connection)
+        try:
+            try:
+                transaction.begin(writes=impl.writes, wait=0 if impl.impatient else _left(deadline))
+            except LockTimeout as error:
+                if not impl.impatient:
+                    raise
+                transaction.abandon(error)
+                return impl.refused
+            transaction.use(marker=in_session)  # an operation passes over no error that ends its transaction
+            if in_session:
+                value = self._in_session(connection, operation, options)
+            else:
+                self.after_begin.call(connection)
+                value = Execution(connection, operation, options, wait=execution.wait).perform(unpack=True)
+        except BaseException as error:
+            transaction.abandon(error)
+            raise
+        try:
+            transaction.commit(_left(deadline))
+        except LockLost as error:
+            if isinstance(error, OutcomeUnknown):
+                raise
+            raise NotCommitted(str(error)) from error
+        return value
+
+    def _in_session(self, connection: Connection, operation: Operation[Any], options: Mapping[str, Any]) -> Any:
+        """Return the value or the rows of an operation that a session executes; entities are detached."""
+        session = self._session_maker(bind=connection, expire_on_commit=False, **IN_BLOCK)
+        session.get_bind = lambda *_, **named: connection  # type: ignore[method-assign]
+        value = operation._unpack(session.execute(operation, execution_options=options))
+        session.commit()
+        session.expunge_all()
+        session.close()
+        return value
+
+
+class OperationRunner:
+    """Runs operations on connections of one engine.
+
+    :param attempts: of each operation; they use connections of this engine.
+    :param on_retry: called with the operation's name, the error, and the number of the retry.
+    :param before_write: called before what writes, where there is one writer at a time.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        attempts: Attempts,
         sleep: Sleep,
         on_retry: Callable[[str, BaseException, int], object],
         before_write: Callable[[], object],
-        checkout: Callable[[], Connection] | None = None,
     ) -> None:
-        self._engine, self._session_maker, self._sleep, self._on_retry = engine, session_maker, sleep, on_retry
+        self._engine, self.attempts, self._sleep, self._on_retry = engine, attempts, sleep, on_retry
         self._before_write = before_write
         #: as far as it is known without a connection: whether it has one writer, and functions
         self._backend = backend_for(engine.dialect)
-        self._checkout = partial(checked_out, checkout or partial(connect, engine))
-        self.after_begin = AfterBegin(session_maker)
 
     def run(
         self,
@@ -451,7 +554,7 @@ class OperationRunner:
             nonlocal began
             began = time.monotonic()
             try:
-                return self._attempt(operation, options, _left(deadline), short)
+                return self.attempts.run(operation, options, _left(deadline), short=short)
             except OutcomeUnknown as error:
                 if not impl.writes and error.__cause__ is not None:
                     raise error.__cause__ from None  # it has nothing to do
@@ -497,79 +600,6 @@ class OperationRunner:
         """
         # where it would be two more round trips, the server has a limit of its own
         return self.run(operation, wait=ROW_TIMEOUT if self._backend.schemas else None, on_lost=on_lost)
-
-    def _attempt(self, operation: Operation[Any], options: dict[str, Any], wait: float | None, short: bool) -> Any:
-        began, impl = time.monotonic(), operation._impl
-        in_session = self.after_begin.is_heard() or (isinstance(operation, RowsOperation) and operation.is_select)
-        connection, in_autocommit, value = self._checkout(), False, None
-        execution: Execution | None = None
-        try:
-            execution = Execution(connection, operation, options, wait=wait)
-            deadline = None if execution.wait is None else began + execution.wait
-            # a wait that is not sent along is set before the statement, and restored after it
-            backend = execution.backend
-            bounded = deadline is not None and not (impl.sends_wait and backend.functions_limit_waits)
-            one_statement = not (short or in_session or bounded) and impl.is_one_statement(execution)
-            in_autocommit = one_statement and backend.allows_autocommit(connection, execution.server, execution.level)
-            # Elsewhere at the app's level, where a statement that writes reads the latest rows at each. A cancelled
-            # task's statement may be executed late, and is then rolled back, unless it commits by itself.
-            commits = connection.dialect.is_async and backend.autocommit(connection)
-            plain = one_statement and not commits and (backend.stale_reads or backend.single_writer)
-            if in_autocommit:
-                execution.in_autocommit = True
-                value = backend.autocommitted(connection, partial(execution.perform, unpack=True))
-            elif plain:
-                value = _run_in_plain_transaction(execution, deadline)
-        except BaseException as error:
-            return_to_pool(connection, error)
-            if in_autocommit and execution is not None and execution.sent and _has_died(error):
-                raise _reply_lost(execution) from error
-            raise
-        if in_autocommit or plain:
-            return_to_pool(connection)
-            return value
-        if in_session and wait is not None:
-            options = {**options, "locks_wait": wait}
-        return self._run_in_transaction(execution, options, deadline, in_session)
-
-    def _run_in_transaction(
-        self, execution: Execution, options: Mapping[str, Any], deadline: float | None, in_session: bool
-    ) -> Any:
-        connection, operation = execution.connection, execution.operation
-        impl, transaction = operation._impl, ShortTransaction(connection)
-        try:
-            try:
-                transaction.begin(writes=impl.writes, wait=0 if impl.impatient else _left(deadline))
-            except LockTimeout as error:
-                if not impl.impatient:
-                    raise
-                transaction.abandon(error)
-                return impl.refused
-            transaction.use(marker=in_session)  # an operation passes over no error that ends its transaction
-            if in_session:
-                value = self._in_session(connection, operation, options)
-            else:
-                value = Execution(connection, operation, options, wait=execution.wait).perform(unpack=True)
-        except BaseException as error:
-            transaction.abandon(error)
-            raise
-        try:
-            transaction.commit(_left(deadline))
-        except LockLost as error:
-            if isinstance(error, OutcomeUnknown):
-                raise
-            raise NotCommitted(str(error)) from error
-        return value
-
-    def _in_session(self, connection: Connection, operation: Operation[Any], options: Mapping[str, Any]) -> Any:
-        """Return the value or the rows of an operation that a session executes; entities are detached."""
-        session = self._session_maker(bind=connection, expire_on_commit=False, **IN_BLOCK)
-        session.get_bind = lambda *_, **named: connection  # type: ignore[method-assign]
-        value = operation._unpack(session.execute(operation, execution_options=options))
-        session.commit()
-        session.expunge_all()
-        session.close()
-        return value
 
 
 def _run_in_plain_transaction(execution: Execution, deadline: float | None) -> Any:

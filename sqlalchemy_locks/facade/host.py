@@ -21,7 +21,7 @@ from sqlalchemy_locks._forks import in_forked_child
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, backend_of, installation
-from sqlalchemy_locks.core.transaction import OperationRunner, Sleep, sleep_for
+from sqlalchemy_locks.core.transaction import Attempts, OperationRunner, Sleep, sleep_for
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import UnknownTask
 from sqlalchemy_locks.runtime import reentry
@@ -57,14 +57,13 @@ class LockHost(Observed):
         runner = self._runner()
         #: runs one operation in a transaction of its own
         self._run, self._run_on_request = runner.run, runner.run_on_request
-        self._after_begin = runner.after_begin
+        self._after_begin = runner.attempts.after_begin
 
     def _runner(self, checkout: Callable[[], Connection] | None = None) -> OperationRunner:
         """Return what runs operations. :param checkout: checks a connection out; by default of the app's pool."""
         before_write = partial(reentry.refuse_write, self._engine)
-        return OperationRunner(
-            self._engine, self._session_maker, self._sleep, self._emit_retried, before_write, checkout
-        )
+        attempts = Attempts(self._engine, self._session_maker, checkout)
+        return OperationRunner(self._engine, attempts, self._sleep, self._emit_retried, before_write)
 
     @cached_property
     def _installation(self) -> str:

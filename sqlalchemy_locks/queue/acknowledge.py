@@ -106,25 +106,25 @@ class UpdateOwnedJobs(JobOperation):
         return "whose UPDATE has no SKIP LOCKED"
 
     def run(self, execution: Execution) -> Any:
-        number = self.count(execution)
-        self.jobs.expire(execution, self.changes(self.jobs.columns))
-        return number
-
-    def count(self, execution: Execution) -> Any:
-        """Change the jobs, and return how many."""
         statement = self.statement(execution.context)
         with execution.waiting():
-            table = self.jobs.at(execution.context).table
-            return sum(
-                self._update_unlocked(execution, values)
-                if statement is None
-                else execution.execute(statement, values).rowcount
-                for values in owned_batches(execution, self.jobs, table)
-            )
+            if statement is not None and execution.backend.writable_ctes:
+                number = execution.execute(statement, owned_parameters(execution, self.jobs)).rowcount
+            else:
+                table = self.jobs.at(execution.context).table
+                number = sum(
+                    self._update_unlocked(execution, values)
+                    if statement is None
+                    else execution.execute(statement, values).rowcount
+                    for values in owned_batches(execution, self.jobs, table)
+                )
+        if self.jobs.target is not None:
+            self.jobs.expire(execution, self.changes(self.jobs.columns))
+        return number
 
     def is_one_statement(self, execution: Execution) -> bool:
         several = len(execution.values[PAIRS]) > BATCH and not execution.backend.writable_ctes
-        return super().is_one_statement(execution) and not several
+        return self.statement(execution.context) is not None and not several
 
     def _update_unlocked(self, execution: Execution, values: dict[str, Any]) -> int:
         """InnoDB: lock the rows that are free, then update those that are owned; return how many."""

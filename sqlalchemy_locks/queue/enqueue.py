@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from decimal import Decimal
-from functools import cache
+from functools import cache, partial
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -74,6 +74,8 @@ class Enqueue(JobOperation):
     :param unique: each job has a unique key. A waiting job that has it is locked, so that it begins after the caller's
         commit. The call waits for an uncommitted capture of it, so that no job that has begun replaces the new one.
     """
+
+    uses_nonce = True
 
     def __init__(self, jobs: Jobs, when: str, *, known: bool, unique: bool, notify: bool) -> None:
         super().__init__(jobs, "Queue.put")
@@ -144,7 +146,18 @@ class Enqueue(JobOperation):
     def run(self, execution: Execution) -> Any:
         common = execution.values.copy()
         statement = self.statement(execution.context)
-        payloads = self._serialized(execution, common.pop("locks_payloads"))
+        payloads: Sequence[Any] = common.pop("locks_payloads")
+        of_column: Any = self.jobs.columns.payload.type
+        if isinstance(of_column, JSON):
+            # here and not by SQLAlchemy, since the text is checked before any SQL; as the engine's json_serializer, if
+            # it has one, does it
+            dialect = execution.connection.dialect
+            plain: Any = JSON()
+            serialize: Any = plain.bind_processor(json_as_text(dialect))
+            # psycopg's gives an object; there the text is cast
+            if not execution.backend.writable_ctes:
+                serialize = of_column.dialect_impl(dialect).bind_processor(dialect) or serialize
+            payloads = list(map(partial(_checked, serialize=serialize), payloads))
         # random ids: others at each execution, and the same ones where one and the same call is retried
         ids: Sequence[UUID] = common.pop(IDS) or [
             UUID(bytes=hashlib.sha256(f"{execution.nonce}:{number}".encode()).digest()[:16], version=4)
@@ -162,49 +175,22 @@ class Enqueue(JobOperation):
                     self._begin(execution)
                 waiting = self._insert_rows(execution, common, jobs)
             else:
-                waiting = self._insert_documents(execution, statement, common, jobs)
+                documents = [
+                    f'{{"id":"{id}","payload":{payload}' + (f',"key":{json.dumps(key)}}}' if self.unique else "}")
+                    for id, payload, key in jobs
+                ]
+                common["locks_jobs"] = f"[{','.join(documents)}]"
+                common["locks_topic"] = self.jobs.topic(common["locks_queue"])
+                rows: Any = execution.execute(statement, common)
+                waiting = {key: id for key, id, *_ in rows} if self.unique else {}
         # a key that no job waits with is of one that an earlier attempt at this call has put, and captured since
-        return IteratorResult(
-            SimpleResultMetaData(["external_id"]),
-            iter([(waiting.get(key, id),) for id, key in zip(ids, keys, strict=True)]),
-        )
+        external_ids = map(waiting.get, keys, ids)
+        return IteratorResult(SimpleResultMetaData(["external_id"]), zip(external_ids))
 
     def _begin(self, execution: Execution) -> None:
         """Begin SQLite's transaction by taking its write lock, and refuse a connection in autocommit."""
         what = "Queue.put(unique=)" if self.unique else "Queue.put of several jobs"
         execution.require_transaction(self.jobs.at(execution.context).table, what)
-
-    def _serialized(self, execution: Execution, payloads: Sequence[Any]) -> Sequence[Any]:
-        """Return the payloads as the texts that are sent, or those of a column that isn't JSON as they are.
-
-        A payload is serialized here and not by SQLAlchemy, since its text is checked before any SQL.
-
-        :raises ValueError: for what is no JSON, or what a server's JSON type can't keep.
-        """
-        of_column: Any = self.jobs.at(execution.context).payload.type
-        if not isinstance(of_column, JSON):
-            return payloads
-        dialect = execution.connection.dialect
-        # as the engine's json_serializer, if it has one, does it
-        plain: Any = JSON()
-        serialize: Any = plain.bind_processor(json_as_text(dialect))
-        # psycopg's gives an object; there the text is cast
-        if not execution.backend.writable_ctes:
-            serialize = of_column.dialect_impl(dialect).bind_processor(dialect) or serialize
-        return [_checked(payload, serialize) for payload in payloads]
-
-    def _insert_documents(
-        self, execution: Execution, statement: Any, common: dict[str, Any], jobs: Sequence[tuple[UUID, Any, Any]]
-    ) -> dict[Any, UUID]:
-        """Insert by the one statement. :return: with unique keys, the id of the waiting job of each."""
-        documents = (
-            f'{{"id":"{id}","payload":{payload}' + (f',"key":{json.dumps(key)}}}' if self.unique else "}")
-            for id, payload, key in jobs
-        )
-        common["locks_jobs"] = f"[{','.join(documents)}]"
-        common["locks_topic"] = self.jobs.topic(common["locks_queue"])
-        rows: Any = execution.execute(statement, common)
-        return {key: id for key, id, *_ in rows} if self.unique else {}
 
     def _insert_rows(
         self, execution: Execution, common: dict[str, Any], jobs: Sequence[tuple[UUID, Any, Any]]

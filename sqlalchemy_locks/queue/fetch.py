@@ -7,6 +7,7 @@ fails that job alone. If the reply to its capture is lost, it finds the captured
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -48,6 +49,8 @@ from sqlalchemy_locks.sql.clock import Now, StatementStart
 
 #: whether attempts are counted ahead: 1 or 0
 AHEAD = "locks_ahead"
+_COUNTED: Any = literal_column(str(BEGUN | COUNTED_AHEAD))
+_STALLED = f"'{STALLED}'"
 #: the position to search from: that of a job in the order
 AFTER = tuple(f"locks_after_{role}" for role in ORDER)
 
@@ -70,7 +73,7 @@ class CaptureJobs(JobCapture):
         """
         at = self.jobs.at(context)
         claim: Any = bindparam(
-            "locks_drawn", type_=at.claim.type, callable_=lambda: draw_job_claim(at.claim, begun=begun)
+            "locks_drawn", type_=at.claim.type, callable_=partial(draw_job_claim, at.claim, begun=begun)
         )
         return CaptureSpec(
             at.table,
@@ -82,7 +85,7 @@ class CaptureJobs(JobCapture):
             ),
             {
                 **({} if counted is None else {at.attempts: at.attempts + counted}),
-                at.claim: claim if counted is None or begun else claim + counted * (BEGUN | COUNTED_AHEAD),
+                at.claim: claim if counted is None or begun else claim + counted * _COUNTED,
                 at.started_at: Now(),
                 at.processing_host: bindparam("locks_host", type_=at.processing_host.type),
                 **self.jobs.free_key(at),
@@ -115,13 +118,17 @@ class CompleteAndFetch(FetchJobs):
     With ``writable_ctes``, and for the shipped table. Attempts of handlers that begin at once may be counted with it,
     except last ones, and those that follow the death of a worker.
 
+    :param limit: how many it captures at most; by default that is bound.
     :param after: capture only jobs after a position, which is bound. The index keeps entries of captured jobs while
         another session has an old snapshot, and this search doesn't read those before the position.
     """
 
-    def __init__(self, jobs: Jobs, name: str, complete: Complete, *, after: bool) -> None:
+    def __init__(self, jobs: Jobs, name: str, complete: Complete, limit: int | None, *, after: bool) -> None:
         super().__init__(jobs, name)
-        self._complete, self._after = complete.skip_locked, after
+        self._complete, self._limit, self._after = complete.skip_locked, limit, after
+
+    def build_spec(self, context: BuildContext) -> CaptureSpec:
+        return replace(super().build_spec(context), limit=self._limit)
 
     def position(self, context: BuildContext) -> list[Any]:
         at = self.jobs.at(context)
@@ -130,7 +137,7 @@ class CompleteAndFetch(FetchJobs):
 
     def counted(self, context: BuildContext) -> Any:
         at = self.jobs.at(context)
-        harmless = and_(at.attempts + ONE < at.max_attempts, at.error.is_distinct_from(STALLED))
+        harmless = and_(at.attempts + ONE < at.max_attempts, at.error.is_distinct_from(literal_column(_STALLED)))
         return case((harmless, bindparam(AHEAD, type_=Integer())), else_=literal_column("0"))
 
     def _statement(self, context: BuildContext, spec: CaptureSpec, /) -> Executable:
@@ -166,11 +173,13 @@ class JobsOfHost(JobOperation):
 
 
 def undecoded(jobs: Jobs, context: BuildContext, columns: Any) -> list[Any]:
-    """Return the columns of a table of jobs, those that a slot decodes as the driver gives them."""
+    """Return the columns that a worker reads, those that a slot decodes as the driver gives them."""
     table = jobs.at(context).table
     decoded = _decoded_later(jobs)
     read = []
     for own, column in zip(table.c, columns, strict=True):
+        if own.key not in jobs.fetched:
+            continue
         if own.key not in decoded:
             read.append(column)
         elif isinstance(stored_type(own.type), JSON):
@@ -186,9 +195,7 @@ def decoders(jobs: Jobs, dialect: Dialect) -> list[tuple[int, Callable[[Any], An
     """Return the index and the decoder of each column that a slot decodes."""
     later = _decoded_later(jobs)
     made = [
-        (index, _decoder(column.type, dialect))
-        for index, column in enumerate(jobs.columns.table.c)
-        if column.key in later
+        (index, _decoder(jobs.columns.table.c[key].type, dialect)) for key, index in jobs.keys.items() if key in later
     ]
     return [(index, decode) for index, decode in made if decode is not None]
 

@@ -7,7 +7,7 @@ capture draws a random ``claim``, and each statement that ends a job compares bo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from copy import copy
 from functools import cache, cached_property
 from operator import itemgetter
@@ -48,6 +48,8 @@ ROLES = (
 )
 #: the role of a column that a table of the user's own may lack
 UNIQUE_KEY = "unique_key"
+#: columns of the shipped table whose values a worker knows of each job that it captures: it doesn't read them
+_CAPTURED = ("queue_id", "processing_host", "completed_at", "failed_at", UNIQUE_KEY)
 #: the order in which jobs are captured
 ORDER = ("priority", "run_at", "internal_id")
 #: the parameters that identify owned jobs: pairs, and the same as two lists for engines that bind arrays
@@ -193,16 +195,28 @@ class Jobs:
             if (each := _id_and_claim(job)) is None:
                 raise _not_captured(job)
             pairs.add(each)
-        return owned_values(sorted(pairs))
+        return self.owned_pairs(pairs)
 
-    def owned_pairs(self, pairs: Sequence[Any]) -> dict[str, Any]:
+    def owned_pairs(self, jobs: Iterable[Any]) -> dict[str, Any]:
         """Return the same for pairs of id and claim."""
-        return owned_values(sorted(pairs))
+        pairs = sorted(jobs)
+        return {PAIRS: pairs, IDS: list(map(_first, pairs)), CLAIMS: list(map(_second, pairs))}
+
+    @cached_property
+    def fetched(self) -> tuple[str, ...]:
+        """The keys of the columns that a worker reads of a job that it captures."""
+        keys = map(str, self.columns.table.c.keys())
+        return tuple(key for key in keys if self.target is not None or key not in _CAPTURED)
+
+    def captured(self, queue: str, host: str) -> tuple[Any, ...]:
+        """Return the values of the other columns."""
+        return () if self.target is not None else (queue, host, None, None, None)
 
     @cached_property
     def keys(self) -> dict[str, int]:
-        """The index of each column in a whole row, by its key."""
-        return {str(column.key): index for index, column in enumerate(self.columns.table.c)}
+        """The index of each column among the values of a captured job, by its key."""
+        keys = self.fetched if self.target is not None else (*self.fetched, *_CAPTURED)
+        return {key: index for index, key in enumerate(keys)}
 
     @cached_property
     def integer_arrays(self) -> list[str]:
@@ -280,6 +294,8 @@ class WorkerRows:
 class JobOperation(OperationImpl):
     """An operation on jobs that is not a capture."""
 
+    uses_nonce = False
+
     def __init__(self, jobs: Jobs, name: str) -> None:
         super().__init__()
         self.jobs, self.name = jobs, name
@@ -292,6 +308,8 @@ class JobOperation(OperationImpl):
 class JobCapture(CaptureImpl):
     """A capture of jobs."""
 
+    uses_nonce = False
+
     def __init__(self, jobs: Jobs, name: str) -> None:
         super().__init__(name)
         self.jobs = jobs
@@ -299,11 +317,6 @@ class JobCapture(CaptureImpl):
 
     def route(self) -> dict[str, Any]:
         return self.jobs.route()
-
-
-def owned_values(pairs: list[Any]) -> dict[str, Any]:
-    """Return the parameters that identify jobs by id and claim."""
-    return {PAIRS: pairs, IDS: list(map(_first, pairs)), CLAIMS: list(map(_second, pairs))}
 
 
 def _not_captured(job: Any) -> TypeError:
@@ -332,7 +345,9 @@ def _id_and_claim(job: Any) -> tuple[Any, int] | None:
     """
     if isinstance(job, Row) and len(job) == 1:
         job = job[0]  # an entity, as Session.execute() returns it
-    proof = stored_proof(job)
+    if isinstance(job, (tuple, list)) and len(job) == 2 and type(job[1]) is int:
+        return job[0], job[1]
+    proof = None if isinstance(job, (Row, tuple, list)) else stored_proof(job)
     if proof == ():
         raise ValueError(
             f"Queue: {job!r} was not captured in its session, and its claim may be another owner's: pass what "
@@ -342,6 +357,4 @@ def _id_and_claim(job: Any) -> tuple[Any, int] | None:
         return proof[0], proof[1]
     if hasattr(job, "internal_id") and hasattr(job, "claim"):
         return job.internal_id, job.claim
-    if isinstance(job, (tuple, list)) and len(job) == 2 and type(job[1]) is int:
-        return job[0], job[1]
     return None

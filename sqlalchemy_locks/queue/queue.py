@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
@@ -117,9 +118,10 @@ class Queue(EntityPattern[E]):
         self._capture = CaptureJobs(jobs, "Queue.capture")
         self._fetch_jobs = FetchJobs(jobs, "Queue.fetch")
         self._complete = Complete(jobs, "Queue.complete")
-        self._complete_and_fetch_jobs = {
-            after: CompleteAndFetch(jobs, "Queue.fetch", self._complete, after=after) for after in (False, True)
-        }
+        #: by the batch of a worker
+        self._complete_and_fetch_jobs = lru_cache(maxsize=8)(
+            lambda limit, after: CompleteAndFetch(jobs, "Queue.fetch", self._complete, limit, after=after)
+        )
         self._jobs_of_host = JobsOfHost(jobs, "Queue.capture")
         self._claimed_jobs = ClaimedJobs(jobs, "Queue.complete")
         self._begin_jobs = {ahead: BeginJobs(jobs, "Queue.begin", ahead=ahead) for ahead in (False, True)}
@@ -481,16 +483,25 @@ class Queue(EntityPattern[E]):
         return RowsOperation(self._fetch_jobs, {LIMIT: limit, "locks_queue": queue, HOST: host})
 
     def _complete_and_fetch(
-        self, jobs: Sequence[Any], limit: int, *, queue: str, host: str, ahead: bool, after: tuple[Any, ...] | None
+        self,
+        jobs: Sequence[Any],
+        limit: int,
+        *,
+        batch: int,
+        queue: str,
+        host: str,
+        ahead: bool,
+        after: tuple[Any, ...] | None,
     ) -> Operation[Any]:
         """Complete jobs, given as pairs, and capture others: the undecoded rows, and how many were completed.
 
+        :param batch: the usual limit, for which there is a statement of its own.
         :param ahead: count attempts that are about to begin.
         :param after: the position in the order to search from; ``None``: from the head.
         """
         values = {LIMIT: limit, "locks_queue": queue, HOST: host, AHEAD: int(ahead)}
         values |= {} if after is None else dict(zip(AFTER, after, strict=True))
-        operation = self._complete_and_fetch_jobs[after is not None]
+        operation = self._complete_and_fetch_jobs(limit if limit == batch else None, after is not None)
         return Operation(operation, {**values, **self._jobs.owned_pairs(jobs)})
 
     def _begin(self, jobs: Sequence[Any], *, ahead: bool = False) -> Operation[Any]:

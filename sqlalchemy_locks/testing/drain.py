@@ -63,14 +63,14 @@ def run_until_empty(
     >>> run_until_empty(queue, handler, bind=engine, name="mail")
     Drained(completed=1, failed=0)
     """
-    locks, completed, failed = Locks(bind), 0, 0
+    locks, host, completed, failed = Locks(bind), "run_until_empty", 0, 0
     config = Worker(queue, print, bind=bind, name=name, retry_in=0).config
     for _ in range(limit):
         # rows, as a worker fetches them, also where the queue has a mapped class
-        rows: Any = locks._run(queue._fetch(1, queue=name, host="run_until_empty"))
+        rows: Any = locks._run(queue._fetch(1, queue=name, host=host))
         if not rows:
             return Drained(completed, failed)
-        job = RunningJob(queue._jobs, rows[0], lambda: False)
+        job = RunningJob(queue._jobs, rows[0], queue._jobs.captured(name, host), lambda: False)
         locks._run(queue._begin([job._pair]))
         job._count()
         try:

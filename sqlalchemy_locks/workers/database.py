@@ -15,11 +15,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 from sqlalchemy.orm import sessionmaker
 
-from sqlalchemy_locks.core.operation import Execution, Operation, backend_of, behind_pooler, engine_state
+from sqlalchemy_locks.core.operation import Operation, backend_of, behind_pooler, engine_state
 from sqlalchemy_locks.core.transaction import (
-    AfterBegin,
-    NotCommitted,
-    ShortTransaction,
+    Attempts,
     Sleep,
     checked_out,
     connect,
@@ -52,12 +50,14 @@ class WorkerDatabase:
 
     def __init__(self, config: WorkerConfig, sleep: Sleep, checkout: Callable[[], Connection] | None = None) -> None:
         self.config, self.sleep = config, sleep
-        self._connect = partial(checked_out, checkout or partial(connect, config.engine))
-        #: sessions of the app, which the worker doesn't use, have them by their class
-        self._after_begin = AfterBegin(sessionmaker(config.engine))
+        self._connect = checkout or partial(connect, config.engine)
+        # not in sessions of the app; those have listeners by their class
+        self._attempts = Attempts(
+            config.engine, sessionmaker(config.engine), self._checkout, self._give_back, in_sessions=False
+        )
         #: that of the last operation, which may be under way
         self._connection: Connection | None = None
-        #: keep the connection of a statement in autocommit for the next one: the checkout takes half as long as that
+        #: keep the connection of one statement for the next one: the checkout takes half as long as that
         self.keeps_connection = False
         self._kept: Connection | None = None
         #: when it has to be returned at the latest, by ``time.monotonic()``
@@ -76,44 +76,25 @@ class WorkerDatabase:
             self.retried = True
             self.sleep(delay)
 
-        return retried(lambda: self._attempt(operation), self.config.engine, pause, repeatable=lambda: True)
+        def attempt() -> Any:
+            try:
+                return self._attempts.run(operation, {})
+            except OutcomeUnknown as error:
+                # of a driver's own time limit no further attempt is made
+                raise error.__cause__ or error from None
 
-    def _attempt(self, operation: Operation[Any]) -> Any:
+        return retried(attempt, self.config.engine, pause)
+
+    def _checkout(self) -> Connection:
+        """Return the connection that was kept, or check one out."""
         connection = self._connection = self._kept or self._connect()
         self._kept = None
-        value: Any = None
-        try:
-            execution = Execution(connection, operation, {})
-            one_statement = operation._impl.is_one_statement(execution) and not self._after_begin.is_heard()
-            in_autocommit = one_statement and execution.backend.allows_autocommit(
-                connection, execution.server, execution.level
-            )
-            if in_autocommit:
-                execution.in_autocommit = True
-                value = execution.backend.autocommitted(connection, partial(execution.perform, unpack=True))
-        except BaseException as error:
-            return_to_pool(connection, error)
-            raise
-        if in_autocommit:
-            self._kept, self.kept_until = connection, time.monotonic() + _KEPT
-            if not self.keeps_connection or connection.invalidated or not has_room(self.config.engine):
-                self.return_connection()
-            return value
-        short = ShortTransaction(connection)
-        try:
-            short.begin()
-            self._after_begin.call(connection)
-            value = Execution(connection, operation, {}).perform(unpack=True)
-        except BaseException as error:
-            short.abandon(error)
-            raise
-        try:
-            short.commit()
-        except LockLost as error:
-            if isinstance(error, OutcomeUnknown):
-                raise
-            raise NotCommitted(str(error)) from error
-        return value
+        return connection
+
+    def _give_back(self, connection: Connection) -> None:
+        self._kept, self.kept_until = connection, time.monotonic() + _KEPT
+        if not self.keeps_connection or connection.invalidated or not has_room(self.config.engine):
+            self.return_connection()
 
     def return_connection(self) -> None:
         """Return the connection that was kept to its pool."""
@@ -133,7 +114,7 @@ class WorkerDatabase:
 
     def connect_once(self) -> None:
         """Check a connection out, and return it."""
-        return_to_pool(self._connect())
+        return_to_pool(checked_out(self._connect))
 
     def abort(self) -> None:
         """Let the operation that is under way fail, in whatever thread or task."""

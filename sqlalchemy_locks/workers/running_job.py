@@ -22,15 +22,20 @@ class RunningJob:
     # no name that a column may have: those are the row's
     __slots__ = ("_began_at", "_ended_at", "_jobs", "_locked_until", "_may_be_lost", "_pair", "_taken", "_values")
 
-    def __init__(self, jobs: Jobs, values: Sequence[Any], may_be_lost: Callable[[], bool]) -> None:
+    def __init__(
+        self, jobs: Jobs, row: Sequence[Any], captured: tuple[Any, ...], may_be_lost: Callable[[], bool]
+    ) -> None:
         """Wrap a row.
 
-        :param values: of the columns of the table, in their order; what follows them is ignored.
+        :param row: the fetched columns; what follows them is ignored.
+        :param captured: the other columns, as ``Jobs.captured`` has them.
         :param may_be_lost: whether the job may have another owner by now, as far as the worker can tell without asking.
         """
-        self._jobs, self._values = jobs, values
+        self._jobs, keys = jobs, jobs.keys
+        self._values = [*row]
+        self._values[len(jobs.fetched) :] = captured
         #: its id and claim
-        self._pair = values[jobs.keys["internal_id"]], values[jobs.keys["claim"]]
+        self._pair = row[keys["internal_id"]], row[keys["claim"]]
         self._may_be_lost = may_be_lost
         #: the database has said that another owner has it
         self._taken = False
@@ -76,17 +81,14 @@ class RunningJob:
     def _count(self, bits: int = BEGUN) -> None:
         """Note that the attempt was counted, which these bits of the claim say."""
         self._pair = self._pair[0], self._pair[1] | bits
-        values = list(self._values)
-        values[self._jobs.keys["claim"]] = self._pair[1]
-        values[self._jobs.keys["attempts"]] += 1
-        self._values = values
+        self._values[self._jobs.keys["claim"]] = self._pair[1]
+        self._values[self._jobs.keys["attempts"]] += 1
 
     def _decode(self, decoders: Sequence[tuple[int, Callable[[Any], Any]]]) -> None:
         """Decode what was read undecoded."""
-        values = list(self._values)
+        values = self._values
         for index, decode in decoders:
             values[index] = decode(values[index])
-        self._values = values
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -96,8 +98,8 @@ class RunningJob:
         return getattr(self._row, name)  # what SQLAlchemy's rows have, such as _mapping
 
     def __reduce__(self) -> Any:
-        keys = tuple(self._jobs.keys)
-        return _row, (keys, tuple(self._values[: len(keys)]))  # another process gets the row
+        keys = tuple(map(str, self._jobs.columns.table.c.keys()))
+        return _row, (keys, tuple(map(self._value, keys)))  # another process gets the row
 
     def __repr__(self) -> str:
         return repr(self._row)

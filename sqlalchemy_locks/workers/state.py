@@ -90,6 +90,8 @@ class WorkerState:
         self._starting = False
         #: how long handlers take, in seconds: about the slowest of the last hundred
         self._handler_time = float("inf")
+        #: how long they take on average, of about the last hundred
+        self._mean_time: float | None = None
         #: no job is captured or started any more
         self.stopping = False
         self._deadline = float("inf")
@@ -141,7 +143,8 @@ class WorkerState:
         with self._lock:
             free, now = self.config.concurrency - len(self.running), time.monotonic()
             took = max((now - job._began_at for job in self.running.values() if job._began_at), default=0.0)
-            soon = len(self.ready) * max(took, self._handler_time) <= _SOON
+            usual = self._handler_time if self._mean_time is None else self._mean_time
+            soon = len(self.ready) * max(took, usual) <= _SOON
             return min(free, 1) if soon and all(job._pair[1] & COUNTED_AHEAD for job in self.ready) else free
 
     def call(self, job: RunningJob, handler: Callable[[RunningJob], Any]) -> Any:
@@ -164,6 +167,9 @@ class WorkerState:
             if job._began_at:  # it was decoded
                 usual = 0.95 * self._handler_time if self._handler_time < float("inf") else 0.0
                 self._handler_time = max(took, usual, 1e-6)
+                # not the slowest: a thread that had to wait for the processor says nothing about the next ones
+                mean = took if self._mean_time is None else self._mean_time
+                self._mean_time = mean + (took - mean) / 100
             self.acks.finished[job] = failure
             self.running.pop(id(job), None)
             return self._take()
@@ -369,7 +375,9 @@ class WorkerState:
             ahead = 0 < beyond <= self._startable_soon()
             self.database.keeps_connection = self._startable_soon() > 0
             pairs, after = [job._pair for job in completed], self._position()
-            fetching = queue._complete_and_fetch(pairs, limit, queue=config.name, host=host, ahead=ahead, after=after)
+            fetching = queue._complete_and_fetch(
+                pairs, limit, batch=config.batch, queue=config.name, host=host, ahead=ahead, after=after
+            )
             began_at = time.monotonic()
             try:
                 rows, number = self.database.perform(fetching)
@@ -415,7 +423,8 @@ class WorkerState:
     def _receive(self, rows: Sequence[Sequence[Any]], host: str) -> None:
         """Keep captured jobs; return them where the worker has begun again under another host meanwhile."""
         own, may_be_lost = self.config.queue._jobs, self.heartbeats.may_be_lost
-        jobs = [RunningJob(own, row, may_be_lost) for row in rows]
+        captured = own.captured(self.config.name, host)
+        jobs = [RunningJob(own, row, captured, may_be_lost) for row in rows]
         with self._lock:
             current = host == self.heartbeats.host
             if current:

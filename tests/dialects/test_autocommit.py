@@ -13,7 +13,7 @@ from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, eve
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.transaction import OperationRunner
+from sqlalchemy_locks.core.transaction import Attempts
 from sqlalchemy_locks.dialects.postgresql import PostgreSQL
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import EVERYWHERE, unused
@@ -178,7 +178,7 @@ def test_autocommit_is_at_read_committed(engine_to: MakeEngine, level: str, driv
 
 
 @loses_connections
-@pytest.mark.parametrize("method", [PostgreSQL.autocommitted, OperationRunner._attempt], ids=["autocommitted", "run"])
+@pytest.mark.parametrize("method", [PostgreSQL.autocommitted, Attempts.run], ids=["autocommitted", "run"])
 @pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
 def test_an_interruption_leaves_no_autocommit(engine_to: MakeEngine, driver: str, method: Any) -> None:
     """A signal handler may raise wherever Python calls a function, and before each line."""
