@@ -378,14 +378,11 @@ class AfterBegin:
     def __init__(self, session_maker: Callable[..., Session]) -> None:
         self._session_maker = session_maker
         #: never used: it tells which listeners there are, of now and later
-        self._idle_session = session_maker()
-
-    def is_heard(self) -> bool:
-        return bool(self._idle_session.dispatch.after_begin)
+        self.idle_session = session_maker()
 
     def call(self, connection: Connection) -> None:
         """Call them for a transaction that has just begun."""
-        if self._idle_session.dispatch.after_begin:
+        if self.idle_session.dispatch.after_begin:
             session = self._session_maker(bind=connection, **IN_BLOCK)
             session.get_bind = lambda *_, **named: connection  # type: ignore[method-assign]
             session.connection()
@@ -426,7 +423,8 @@ class Attempts:
         :raises NotCommitted: when its transaction ended before COMMIT.
         :raises OutcomeUnknown: when the connection died after a statement was sent that commits.
         """
-        began, impl, heard = time.monotonic(), operation._impl, self.after_begin.is_heard()
+        began, impl = time.monotonic(), operation._impl
+        heard = bool(self.after_begin.idle_session.dispatch.after_begin)
         in_session = self._in_sessions and (heard or (isinstance(operation, RowsOperation) and operation.is_select))
         connection, in_autocommit, value = self._checkout(), False, None
         execution: Execution | None = None
@@ -554,7 +552,8 @@ class OperationRunner:
             nonlocal began
             began = time.monotonic()
             try:
-                return self.attempts.run(operation, options, _left(deadline), short=short)
+                left = None if deadline is None else _left(deadline)
+                return self.attempts.run(operation, options, left, short=short)
             except OutcomeUnknown as error:
                 if not impl.writes and error.__cause__ is not None:
                     raise error.__cause__ from None  # it has nothing to do
