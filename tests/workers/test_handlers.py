@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import functools
 import logging
+import pickle
 from collections.abc import Iterator
 from typing import Any
 
@@ -45,6 +46,17 @@ def test_an_exception_fails_its_job_only(engine: Engine) -> None:
         job = build_context(connection.dialect, {}).tables.job
         errors = list(connection.execute(select(job.c.error).where(job.c.failed_at.is_not(None))).scalars())
     assert any("RuntimeError: seven \\0 is unlucky" in error and "in handler" in error for error in errors)
+
+
+def test_a_handler_gets_the_whole_row(engine: Engine) -> None:
+    """Also in another process, and although a worker doesn't read what it knows."""
+    put(engine, {"to": "a@example.org"})
+    jobs: list[Any] = []
+    with running(sl.Worker(queue, lambda job: jobs.append(pickle.loads(pickle.dumps(job))), bind=engine, poll=0.05)):
+        until(lambda: counts(engine)["completed"] == 1)
+    with engine.connect() as connection:
+        row = connection.execute(select(build_context(connection.dialect, {}).tables.job)).one()
+    assert list(jobs[0]._mapping.items()) == list({**row._mapping, "completed_at": None}.items())
 
 
 @pytest.mark.parametrize(("name", "driver"), [("sqlite", "aiosqlite"), ("postgresql15", "asyncpg")])
