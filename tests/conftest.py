@@ -29,6 +29,7 @@ from sqlalchemy import NullPool, create_engine, make_url
 from sqlalchemy_locks.alembic import ops  # noqa: F401  (registers op.upgrade_locks)
 from sqlalchemy_locks.alembic.steps import STEPS
 from tests import servers as real
+from tests.fixtures import lent
 from tests.servers import place
 from tests.servers.yugabytedb import ADVISORY
 
@@ -202,6 +203,7 @@ def pytest_runtest_makereport(
             with contextlib.suppress(AttributeError):
                 delattr(sys, name)
         collect_what_is_left_of(error)
+        lent.close_all()
     return report
 
 
@@ -300,6 +302,7 @@ def no_certificates() -> Iterator[None]:
 @pytest.fixture(scope="module", autouse=True)
 def nothing_is_left_on_the_servers(servers: Servers) -> Iterator[None]:
     yield
+    lent.close_all()
     servers.drop_fresh()
 
 

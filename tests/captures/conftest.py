@@ -7,11 +7,11 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine
-from sqlalchemy.pool import NullPool
+from sqlalchemy import Engine
 
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.capture_models import Base
+from tests.fixtures.parties import connected
 
 ENGINES = ["postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb", "sqlite"]
 #: engine and isolation level of the caller's transaction; None: the engine's default
@@ -35,19 +35,19 @@ def engine_to(servers: Servers) -> Iterator[MakeEngine]:
         emptied: set[str] = set()
 
         def make(name: str, driver: str | None = None, **options: Any) -> Engine:
-            if name not in _databases:
+            new = name not in _databases
+            if new:
                 _databases[name] = servers.database(name)
-            plain = create_engine(servers.url(name, PLAIN[name], _databases[name]), poolclass=NullPool)
             if name not in emptied:
-                Base.metadata.create_all(plain)
-                with plain.begin() as connection:
+                with connected(servers.url(name, PLAIN[name], _databases[name])) as plain, plain.begin() as connection:
+                    if new:
+                        Base.metadata.create_all(connection)
                     for table in reversed(Base.metadata.sorted_tables):
                         connection.execute(table.delete())
                 emptied.add(name)
             level = {key: value for key, value in options.items() if value is not None}
-            engine = create_engine(servers.url(name, driver or PLAIN[name], _databases[name]), **level)
-            opened.callback(engine.dispose)
-            return engine
+            url = servers.url(name, driver or PLAIN[name], _databases[name])
+            return opened.enter_context(connected(url, **level))
 
         yield make
 

@@ -9,11 +9,12 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import create_engine, text
-from sqlalchemy.ext.asyncio import AsyncEngine, async_sessionmaker, create_async_engine
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import async_sessionmaker
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlalchemy_locks as sl
+from tests.fixtures.lent import Loan
 from tests.fixtures.parties import PATIENCE, unused
 
 SYNC, ASYNC = "Locks", "AsyncLocks"
@@ -73,28 +74,28 @@ class Blocking:
 def opened(
     face: str, url: str, *, maker: bool = False, session_class: type[Session] = Session, **options: Any
 ) -> Iterator[tuple[Any, Any]]:
-    """A façade of that name and its (synchronous) engine, disposed of afterwards.
+    """A façade of that name and its (synchronous) engine, which other tests may have had before.
 
     :param maker: give it a sessionmaker instead of the engine.
     :param session_class: that of the sessionmaker, synchronous.
     """
     if face == SYNC:
-        engine = create_engine(url, **options)
+        loan = Loan(url, False, options)
         try:
-            yield sl.Locks(sessionmaker(engine, class_=session_class) if maker else engine), engine
+            yield sl.Locks(sessionmaker(loan.engine, class_=session_class) if maker else loan.engine), loan.engine
         finally:
-            engine.dispose()
+            loan.take_back()
         return
     loop = Loop()
+    loan = Loan(url, True, options)
     try:
-        asynchronous: AsyncEngine = create_async_engine(url, **options)
         try:
-            bind: Any = asynchronous
+            bind: Any = loan.engine
             if maker:
-                bind = async_sessionmaker(asynchronous, sync_session_class=session_class)
-            yield Blocking(sl.AsyncLocks(bind), loop), asynchronous.sync_engine
+                bind = async_sessionmaker(bind, sync_session_class=session_class)
+            yield Blocking(sl.AsyncLocks(bind), loop), loan.engine.sync_engine
         finally:
-            loop.result(asynchronous.dispose())
+            loop.result(loan.take_back_async())
     finally:
         loop.close()
 

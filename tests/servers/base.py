@@ -131,12 +131,14 @@ class Server:
         deadline = time.monotonic() + self.start_seconds
         while True:
             try:
+                with socket.create_connection((self.host, self.port), timeout=60):
+                    pass
                 self._ping()
             except ImportError:  # The driver is missing: retrying can't help.
                 raise
             except Exception as error:
                 if self.running and time.monotonic() < deadline:
-                    time.sleep(0.02)
+                    time.sleep(0.03)
                     continue
                 state = "does not answer" if self.running else "ended immediately"
                 self.kill()

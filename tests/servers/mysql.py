@@ -1,10 +1,9 @@
 """MySQL, which Debian has in its unstable release only, and what MariaDB shares."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import ClassVar
 
-from tests.servers import cache
 from tests.servers.debian import loaded, unpacked
 from tests.servers.process import own, run
 from tests.servers.sql import SQLServer
@@ -36,11 +35,6 @@ class MySQLCompatible(SQLServer):
         account = self.directory / "account.sql"
         account.write_text(ACCOUNT.format(database=self.database, user=self.user, password=self.password))
         own(account)
-
-    def _copy(self, key: str, initialize: Callable[[Path], None]) -> None:
-        """Initialising takes seconds; a sparse copy of initialised data takes less."""
-        template = cache.prepared(key, initialize)
-        run("cp", "-a", "--sparse=always", template / "data", self.data, directory=self.directory)
 
     def _options(self) -> list[str]:
         """The options that mean the same to both servers."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tests.servers import cache
-from tests.servers.process import Unavailable, program, run
+from tests.servers.process import Unavailable, own, program, run
 from tests.servers.sql import SQLServer
 from tests.servers.tls import certificate
 
@@ -139,21 +139,25 @@ class PostgreSQL(SQLServer):
     def _prepare(self) -> None:
         self.programs = programs(self.version)
         if self.primary is not None:
-            self._run_program(
-                *("pg_basebackup", "-D", self.data, "-U", self.user, "--no-sync"),
+            run(
+                *(self.programs / "pg_basebackup", "-D", self.data, "-U", self.user, "--no-sync"),
                 *("-h", self.primary.host, "-p", str(self.primary.port)),
                 *("--write-recovery-conf", "-X", "stream", "-c", "fast"),
+                directory=self.directory,
             )
             return
-        initdb = ("initdb", "-D", self.data, "-U", self.user, "--no-sync")
-        options = ("-A", "trust", "-E", "UTF8")
-        try:
-            self._run_program(*initdb, *options, "--locale=C.UTF-8")
-        except RuntimeError:  # initdb has removed what it had made.
-            self._run_program(*initdb, *options, "--locale=C")
+        version = run(self.programs / "postgres", "--version", directory=self.directory).split()
 
-    def _run_program(self, name: str, *arguments: str | Path) -> None:
-        run(self.programs / name, *arguments, directory=self.directory)
+        def initialize(folder: Path) -> None:
+            own(folder)
+            command = (self.programs / "initdb", "-D", folder / "data", "-U", self.user, "--no-sync")
+            options = ("-A", "trust", "-E", "UTF8")
+            try:
+                run(*command, *options, "--locale=C.UTF-8", directory=folder)
+            except RuntimeError:  # initdb has removed what it had made.
+                run(*command, *options, "--locale=C", directory=folder)
+
+        self._copy(f"postgresql-data-{version[2]}", initialize)
 
     def _command(self) -> list[str | Path]:
         settings = {**self.settings, "unix_socket_directories": str(self.directory)}
