@@ -18,6 +18,7 @@ from sqlalchemy_locks import health
 from sqlalchemy_locks.alembic import migration_lock
 from tests import servers as real
 from tests.conftest import Servers, install, not_here
+from tests.servers.yugabytedb import ADVISORY
 
 ONE_NODE = {"execution_options": {"locks_one_node": True}}
 EXTENSION = "INSERT INTO pg_extension VALUES (99001, '{}', 10, 11, false, '1.0')"
@@ -74,7 +75,9 @@ def executed(url: str, *commands: str) -> None:
 def test_relatives_of_postgresql_are_refused_by_name(servers: Servers, name: str) -> None:
     commands, sentence, allowed = POSTGRESQL[name]
     url = servers.fresh("yugabytedb", "psycopg")  # whose server can answer as another one
-    executed(url, "ALTER DATABASE {database} SET stand_in.version = '15.12'")
+    server = servers.server("yugabytedb")
+    assert isinstance(server, real.YugabyteDB)
+    server.configure(url.rpartition("/")[2], **{**ADVISORY, "stand_in.version": "15.12"})
     install(url)
     executed(url, "SET allow_system_table_mods = on", *commands)
     engine = create_engine(url, poolclass=NullPool)
