@@ -15,8 +15,8 @@ from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.dialects.postgresql import milliseconds
 from sqlalchemy_locks.errors import Unsupported
+from sqlalchemy_locks.semaphore.held_permits import read_committed_rows, reads_snapshot
 from sqlalchemy_locks.semaphore.statements import Statements, statements
-from sqlalchemy_locks.semaphore.usage import read_committed_rows, reads_snapshot
 from sqlalchemy_locks.sql.elements import LockFunction, ReadCommitted
 from sqlalchemy_locks.values import Grant
 
