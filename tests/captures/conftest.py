@@ -13,7 +13,8 @@ from tests.conftest import PLAIN, Servers
 from tests.fixtures.capture_models import Base
 from tests.fixtures.parties import connected
 
-ENGINES = ["postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb", "sqlite"]
+#: PostgreSQL 18 gets the same statements as 15; it captures in the tests of the queue
+ENGINES = ["postgresql15", "yugabytedb", "mysql", "mariadb", "sqlite"]
 #: engine and isolation level of the caller's transaction; None: the engine's default
 LEVELS = [
     ("postgresql15", None),
