@@ -355,6 +355,5 @@ def _id_and_claim(job: Any) -> tuple[Any, int] | None:
         )
     if proof is not None:
         return proof[0], proof[1]
-    if hasattr(job, "internal_id") and hasattr(job, "claim"):
-        return job.internal_id, job.claim
-    return None
+    row: Any = job  # Any, whatever was excluded above
+    return (row.internal_id, row.claim) if hasattr(row, "internal_id") and hasattr(row, "claim") else None
