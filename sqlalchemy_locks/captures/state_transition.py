@@ -43,6 +43,10 @@ if TYPE_CHECKING:
 
         def _of_class(selects: SelectOf[T, R]) -> Callable[[AnyRowsOperation], _Typed[T, R]]: ...
 
+        # in the class, mypy's cache would mix up its type variables
+        @_of_class(select)
+        def _capture(transition: Any, limit: int = 1) -> RowsOperation[Any]: ...
+
 
 _ROLES = ("queue", "id", "status", "claim", "updated_at", "timeout", "retries")
 _LONGEST_STATUS = 64
@@ -165,9 +169,7 @@ class StateTransition(EntityPattern[E]):
 
     if TYPE_CHECKING:
         if MYPY:
-
-            @_of_class(select)  # pyright: ignore[reportPossiblyUnboundVariable]
-            def capture(self, limit: int = 1) -> RowsOperation[Any]: ...  # pyright: ignore[reportRedeclaration]
+            capture = _capture  # pyright: ignore
 
         else:
 

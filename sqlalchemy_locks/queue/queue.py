@@ -70,6 +70,10 @@ if TYPE_CHECKING:
 
         def _of_class(selects: SelectOf[T, R]) -> Callable[[AnyRowsOperation], _Typed[T, R]]: ...
 
+        # in the class, mypy's cache would mix up its type variables
+        @_of_class(select)
+        def _capture(queue: Any, limit: int = 1) -> RowsOperation[Any]: ...
+
 
 _SOME_ID = UUID(int=0)
 _WORKER_OPERATIONS = (AddWorker, SendHeartbeat, ReadHeartbeat, RemoveWorker)
@@ -239,9 +243,7 @@ class Queue(EntityPattern[E]):
 
     if TYPE_CHECKING:
         if MYPY:
-
-            @_of_class(select)  # pyright: ignore[reportPossiblyUnboundVariable]
-            def capture(self, limit: int = 1) -> RowsOperation[Any]: ...  # pyright: ignore[reportRedeclaration]
+            capture = _capture  # pyright: ignore
 
         else:
 
