@@ -9,9 +9,11 @@ Each `start()` gives a new server with a folder, a port and an administrator of 
 It ends with the process that started it, however that ends.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tests.servers.base import Server, StartFailed, Unavailable, stop_all
+from tests.servers.galera import galera
+from tests.servers.group_replication import group_replication
 from tests.servers.mariadb import MariaDB
 from tests.servers.mysql import MySQL
 from tests.servers.pgbouncer import PgBouncer
@@ -21,6 +23,7 @@ from tests.servers.sql import SQLServer
 from tests.servers.yugabytedb import YugabyteDB, YugabyteDBCluster, cluster_or_stand_in
 
 __all__ = [
+    "CLUSTERS",
     "NAMES",
     "MariaDB",
     "MySQL",
@@ -33,6 +36,7 @@ __all__ = [
     "Unavailable",
     "YugabyteDB",
     "YugabyteDBCluster",
+    "cluster",
     "make",
     "start",
     "stop_all",
@@ -52,6 +56,9 @@ _MAKERS: dict[str, Callable[[], Server]] = {
 #: The servers that `start()` knows.
 NAMES = ("postgresql15", "postgresql18", "yugabytedb", "mysql", "mariadb", "redis")
 
+#: The clusters that `cluster()` knows, and the server that each node of one is.
+CLUSTERS: dict[str, str] = {"galera": "mariadb", "group_replication": "mysql", "single_primary": "mysql"}
+
 
 def make(name: str) -> Server:
     """Make a new server, to be started; raise `Unavailable` if something that it needs is missing."""
@@ -61,3 +68,10 @@ def make(name: str) -> Server:
 def start(name: str) -> Server:
     """Start a new server; raise `Unavailable` if something that it needs is missing."""
     return make(name).start()
+
+
+def cluster(name: str) -> Sequence[SQLServer]:
+    """Start three nodes of a cluster; raise `Unavailable` if something that they need is missing."""
+    if name == "galera":
+        return galera()
+    return group_replication(multi_primary=name == "group_replication")

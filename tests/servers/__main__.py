@@ -4,7 +4,7 @@ import argparse
 import signal
 import sys
 
-from tests.servers import NAMES, SQLServer, Unavailable, start, stop_all
+from tests.servers import CLUSTERS, NAMES, SQLServer, Unavailable, cluster, start, stop_all
 
 
 def main() -> int:
@@ -12,17 +12,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.servers")
     commands = parser.add_subparsers(required=True)
     run = commands.add_parser("run", help="start servers and print their URLs")
-    run.add_argument("names", nargs="+", choices=NAMES, metavar="NAME")
+    run.add_argument("names", nargs="+", choices=(*NAMES, *CLUSTERS), metavar="NAME")
     names: list[str] = parser.parse_args().names
 
     ends = {signal.SIGINT, signal.SIGTERM}
     try:
         for name in names:
-            server = start(name)
-            drivers = list(server.drivers) if isinstance(server, SQLServer) else ["redis"]
-            print(f"{name} (log: {server.log})")
-            for driver in drivers:
-                print(f"    {server.url(driver)}", flush=True)
+            for server in cluster(name) if name in CLUSTERS else [start(name)]:
+                drivers = list(server.drivers) if isinstance(server, SQLServer) else ["redis"]
+                print(f"{server.name} (log: {server.log})")
+                for driver in drivers:
+                    print(f"    {server.url(driver)}", flush=True)
         # Blocked only now: a blocked signal would be blocked in the servers, too.
         signal.pthread_sigmask(signal.SIG_BLOCK, ends)
         signal.sigwait(ends)
