@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -43,6 +43,10 @@ PLAIN = {
     "mariadb": "mariadb+pymysql",
     "sqlite": "pysqlite",
 }
+#: the same of each node of a cluster
+PLAIN_OF_CLUSTERS = {"galera": "mariadb+pymysql", "group_replication": "pymysql", "single_primary": "pymysql"}
+#: what ``make test-clusters`` runs, and ``make test`` doesn't
+CLUSTERS = {name: pytest.param(name, marks=pytest.mark.cluster) for name in real.CLUSTERS}
 
 
 class Servers:
@@ -51,13 +55,28 @@ class Servers:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._started: dict[str, real.SQLServer | real.Unavailable] = {}
+        self._clusters: dict[str, Sequence[real.Node] | real.Unavailable] = {}
         self._numbers = itertools.count()
         self._installed: dict[tuple[str, str], str] = {}
         self._fresh: list[tuple[real.PostgreSQL, str]] = []
 
     def server(self, name: str) -> real.SQLServer:
-        """The server of that name, as ``tests.servers`` calls it."""
+        """The server of that name, as ``tests.servers`` calls it; of a cluster the first node."""
+        if name in real.CLUSTERS:
+            return self.nodes(name)[0]
         return self._had(name, lambda: self._behind(name) or real.start(name))
+
+    def nodes(self, name: str) -> Sequence[real.Node]:
+        """The three nodes of a cluster."""
+        if name not in self._clusters:
+            try:
+                self._clusters[name] = real.cluster(name)
+            except real.Unavailable as why:
+                self._clusters[name] = why
+        nodes = self._clusters[name]
+        if isinstance(nodes, real.Unavailable):
+            not_here(nodes)
+        return nodes
 
     def pair(self) -> tuple[real.PostgreSQL, real.PostgreSQL]:
         """A PostgreSQL and its hot standby, not shared with other tests: a standby begins as a copy of everything."""
@@ -132,9 +151,16 @@ class Servers:
                 server = self.server(engine_name)
                 assert isinstance(server, real.YugabyteDB)
                 server.configure(name, **ADVISORY)
-            install(self.url(engine_name, PLAIN[engine_name], name), locking=locking)
+            install(self.url(engine_name, (PLAIN | PLAIN_OF_CLUSTERS)[engine_name], name), locking=locking)
             self._installed[key] = name
+            for node in self.nodes(engine_name) if engine_name in real.CLUSTERS else ():
+                node.catch_up()
         return self.url(engine_name, driver, self._installed[key])
+
+    def urls(self, cluster: str, driver: str) -> list[str]:
+        """The URLs at each node of the database of a cluster that ``installed()`` gives."""
+        database = make_url(self.installed(cluster, driver)).database
+        return [node.url(driver, database) for node in self.nodes(cluster)]
 
 
 def not_here(why: real.Unavailable) -> NoReturn:

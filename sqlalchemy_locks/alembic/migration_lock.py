@@ -261,27 +261,15 @@ def _lock_of(connection: Connection, name: str) -> _Lock | None:
     if server.several_nodes is not None and not one_node:
         raise Unsupported(server.several_nodes)
     if family in ("mysql", "mariadb"):
-        if not one_node and _has_several_writers(connection):
+        if server.cluster is not None and not one_node:
             raise Unsupported(
-                "a migration lock is one node's own on a cluster with several writers: let one process migrate, or set "
-                "the engine's execution option locks_one_node=True if all processes connect to one node"
+                f"a migration lock is held on one node of {server.cluster} only: let one process migrate, or set the "
+                "engine's execution option locks_one_node=True if all processes connect to one node"
             )
         return _MySQL(connection, name)
     if not server.advisory_locks:
         raise Unsupported(f"{NO_ADVISORY_LOCKS}, or let one process migrate")
     return _PostgreSQL(connection, name)
-
-
-def _has_several_writers(connection: Connection) -> bool:
-    """Return whether it is a node of Galera, or of Group Replication with several primaries."""
-    asking = text(
-        "SHOW GLOBAL VARIABLES WHERE variable_name IN"
-        " ('wsrep_on', 'group_replication_single_primary_mode', 'group_replication_group_name')"
-    )
-    variables: dict[str, str] = {str(row[0]).lower(): str(row[1]).upper() for row in connection.execute(asking)}
-    connection.rollback()
-    several = variables.get("group_replication_single_primary_mode") == "OFF"
-    return variables.get("wsrep_on") == "ON" or (several and bool(variables.get("group_replication_group_name")))
 
 
 def _described(who: str, host: str | None, application: str | None = None, since: datetime | None = None) -> str:

@@ -53,7 +53,7 @@ from sqlalchemy.util import immutabledict
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.dialects import Backend, Server, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.errors import LockTimeout, MustRollback, NotInstalled, Unsupported
+from sqlalchemy_locks.errors import LockLost, LockTimeout, MustRollback, NotInstalled, Unsupported
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
@@ -87,6 +87,9 @@ class EngineState:
 engine_states: WeakKeyDictionary[Dialect, EngineState] = WeakKeyDictionary()
 #: transactions that the server has rolled back, where its driver doesn't know
 _ended: WeakSet[RootTransaction] = WeakSet()
+#: transactions that hold locks, in a block or in a cluster, and what is said when the server rolls one back
+_with_locks: WeakKeyDictionary[RootTransaction, str] = WeakKeyDictionary()
+_without_savepoints: WeakSet[RootTransaction] = WeakSet()
 
 
 def engine_state(connection: Connection) -> EngineState:
@@ -104,7 +107,7 @@ def engine_state(connection: Connection) -> EngineState:
         state = EngineState(backend_for(connection.dialect, server), server)
         engine_states[connection.dialect] = state
         if state.backend.marker_is_savepoint:
-            event.listen(connection.dialect, "handle_error", partial(_note_end, state.backend))
+            event.listen(connection.dialect, "handle_error", partial(_note_end, state.backend), retval=True)
     several_nodes = state.server.several_nodes
     if several_nodes is not None and not connection.get_execution_options().get("locks_one_node"):
         raise Unsupported(several_nodes)
@@ -116,11 +119,37 @@ def has_begun(connection: Connection) -> bool:
     return connection.in_transaction() or backend_for(connection.dialect).transaction_state(connection) != "ended"
 
 
-def _note_end(backend: Backend, context: ExceptionContext) -> None:
+def _note_end(backend: Backend, context: ExceptionContext) -> LockLost | None:
     error, connection = context.sqlalchemy_exception, context.connection
     transaction = None if connection is None else connection.get_transaction()
-    if transaction is not None and isinstance(error, DBAPIError) and backend.ends_transaction(error):
-        _ended.add(transaction)
+    if transaction is None or not isinstance(error, DBAPIError) or not backend.ends_transaction(error):
+        return None
+    _ended.add(transaction)
+    return LockLost(_with_locks[transaction]) if transaction in _with_locks else None
+
+
+def lost_when_ended(connection: Connection, why: str) -> None:
+    """Raise ``LockLost(why)`` for the statement with which the server rolls the connection's transaction back."""
+    if (transaction := connection.get_transaction()) is not None:
+        _with_locks.setdefault(transaction, why)
+
+
+def _forbid_savepoints(connection: Connection) -> None:
+    """Refuse the savepoints of a connection from now on until its transaction ends; text of the app's passes."""
+    if (transaction := connection.get_transaction()) is not None and transaction not in _without_savepoints:
+        _without_savepoints.add(transaction)
+        # not event.contains(), which identifies a connection by its address, where a collected one may have been
+        if _refuse_savepoint not in connection.dispatch.savepoint:
+            event.listen(connection, "savepoint", _refuse_savepoint)
+
+
+def _refuse_savepoint(connection: Connection, name: str | None) -> None:
+    if connection.get_transaction() in _without_savepoints:
+        raise Unsupported(
+            "begin_nested() in a transaction with locks, mutexes, permits or jobs, on a node of "
+            f"{engine_state(connection).server.cluster}: where another node was the first to commit, MySQL would go on "
+            "in another transaction, without them, and without an error; leave it out"
+        )
 
 
 def was_ended(connection: Connection) -> bool:
@@ -134,6 +163,16 @@ def behind_pooler(connection: Connection) -> bool:
     return engine_state(connection).server.pooled and not session_pooling
 
 
+def cluster_behind(engine: Engine) -> str | None:
+    """Return the cluster behind an engine, as in ``BuildContext``, as far as it is known without a connection."""
+    state = engine_states.get(engine.dialect)
+    return None if state is None else _cluster_of(state.server, engine.get_execution_options())
+
+
+def _cluster_of(server: Server, options: Mapping[str, Any]) -> str | None:
+    return None if options.get("locks_one_node") else server.cluster
+
+
 def backend_of(dialect: Dialect) -> Backend:
     """Return the backend of an engine, as far as it is known without a connection."""
     state = engine_states.get(dialect)
@@ -141,10 +180,12 @@ def backend_of(dialect: Dialect) -> Backend:
 
 
 class BuildContext(NamedTuple):
-    """What a statement is built for, once: the backend, and the prefix of its tables."""
+    """What a statement is built for, once: the backend, the prefix of its tables, and the cluster of its server."""
 
     backend: Backend
     prefix: str
+    #: as in ``Server``; ``None`` where all locks go to one node. A lock counts there only where its row is changed.
+    cluster: str | None = None
 
     @property
     def tables(self) -> Tables:
@@ -483,7 +524,9 @@ class Execution:
         self.nonce: str = every.get("locks_nonce") or (fresh_nonce() if operation._impl.uses_nonce else "")
         state = engine_state(connection)
         self.backend, self.server = state.backend, state.server
-        self.context = BuildContext(self.backend, every.get("locks_prefix", DEFAULT_PREFIX))
+        self.context = BuildContext(
+            self.backend, every.get("locks_prefix", DEFAULT_PREFIX), _cluster_of(self.server, every)
+        )
         #: a ``schema_translate_map`` moves the tables
         self.schema_map: Mapping[str | None, Any] = every.get("schema_translate_map") or {}
         #: this transaction was begun at READ COMMITTED, whatever the server's variable says of the session
@@ -517,6 +560,8 @@ class Execution:
             with translated(self.backend):
                 self.backend.prepare(connection, self.wait)
         impl.check_connection(self)
+        if self.server.savepoint_hides_end and impl.writes:
+            _forbid_savepoints(connection)
         session = self.backend.session_number(connection) if self.backend.key_rows else None
         began = time.monotonic()
         # of a function's own setting YugabyteDB knows nothing while it waits for a row
@@ -611,6 +656,16 @@ class Execution:
             self.take_write_lock(table)
         if backend.autocommit(connection) or not backend.transaction_begun(connection):
             raise self.refused_autocommit(what)
+
+    def refuse_cluster(
+        self, why: str = "would be held on one node only", remedy: str = "use a lease, which all nodes know"
+    ) -> None:
+        """:raises Unsupported: in a cluster each of whose nodes grants locks of its own."""
+        if self.context.cluster is not None:
+            raise Unsupported(
+                f"{self.operation.name} {why} of {self.context.cluster}: {remedy}; or, if all locks go to one node, "
+                "set the engine's execution option locks_one_node=True"
+            )
 
     def refused_autocommit(self, what: str | None = None) -> Unsupported:
         return Unsupported(

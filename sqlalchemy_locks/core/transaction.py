@@ -7,6 +7,7 @@ operation: in autocommit or in a short transaction, again after an error that ha
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import random
 import time
@@ -16,7 +17,7 @@ from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Engine
+from sqlalchemy import Engine, select
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
@@ -30,6 +31,7 @@ from sqlalchemy_locks.core.operation import (
     Operation,
     RowsOperation,
     backend_of,
+    build_context,
     died_waiting,
     ended_by_limit,
     engine_state,
@@ -103,6 +105,9 @@ def connect(engine: Engine) -> Connection:
     except CheckoutTimeout as error:
         raise PoolTimeout(f"no connection was free within the pool's own pool_timeout: {error}") from error
     except DBAPIError as error:
+        ours = backend_for(engine.dialect).translate(error)
+        if isinstance(ours, NotWritable):  # a node that has no majority of its cluster
+            raise ours from error
         error.connection_invalidated = True  # drivers don't tell a connection that died from one that was refused
         raise
     except checkout_errors(engine) as error:
@@ -247,15 +252,27 @@ class ShortTransaction:
             self.transaction.rollback()
             self._loss = _CLOSED
 
+    def mark_first(self) -> None:
+        """Leave the marker before the first lock, where it would hide the end of a transaction that has locks."""
+        if engine_state(self.connection).server.savepoint_hides_end:
+            self._read_something()  # or the storage engine wouldn't know of the savepoint
+            self.backend.set_marker(self.connection)
+            self._marked = True
+
+    def _read_something(self) -> None:
+        table = build_context(self.connection.dialect, self.connection.get_execution_options()).tables.locked_keys
+        with translated(self.backend, needs_installation=True):
+            self.connection.execute(select(table.c.key).limit(1)).close()
+
     def use(self, *, marker: bool = True) -> None:
         """Detect the end of the transaction from here on: other work is about to be done in it.
 
         :param marker: code that may pass over an error, or end the transaction, does that work.
         """
         if not self.used:
-            if marker:
+            if marker and not self._marked:
                 self.backend.set_marker(self.connection)
-            self.used, self._marked = True, marker or not self.backend.marker_is_savepoint
+            self.used, self._marked = True, self._marked or marker or not self.backend.marker_is_savepoint
             self._seen_open = self.backend.transaction_state(self.connection) != "ended"
 
     def check(self) -> None:
@@ -272,7 +289,9 @@ class ShortTransaction:
                 "savepoint: ask before it, or after it"
             )
         try:
-            if why is None and self._marked and self.backend.marker_is_savepoint:
+            if why is None and engine_state(self.connection).server.savepoint_hides_end:
+                self._read_something()
+            elif why is None and self._marked and self.backend.marker_is_savepoint:
                 if self.backend.marker_lost(self.connection):
                     why = self._loss = FAILED
                 else:
@@ -311,15 +330,19 @@ class ShortTransaction:
                 with self.backend.committing(self.connection, wait) if self.backend.single_writer else nullcontext():
                     self.transaction.commit()
             except BaseException as error:
+                unsure = _is_unsure(error, self.backend)
                 if not _has_died(error):
                     roll_back(self.connection)
+                if not unsure:
                     if isinstance(error, DBAPIError) and self.backend.transient(error):
                         raise LockLost(FAILED) from error
-                    raise
+                    with translated(self.backend):
+                        raise
                 if not self.used:
                     raise LockLost(FAILED) from error
                 raise OutcomeUnknown(
-                    "the connection died during COMMIT: what was done is committed, or it is not"
+                    "the connection died during COMMIT, or its server lost the majority of its cluster: what was done "
+                    "is committed, or it is not"
                 ) from error
         except BaseException as error:
             self.abandon(error)
@@ -344,7 +367,7 @@ class ShortTransaction:
             # its state is unknown
             if not connection.closed:
                 connection.invalidate(raised)
-            if not isinstance(raised, DBAPIError):
+            if not isinstance(raised, (DBAPIError, LockLost)):  # in a cluster, ROLLBACK may find that it has been done
                 raise
         finally:
             return_to_pool(connection, error)
@@ -447,7 +470,7 @@ class Attempts:
                 value = _run_in_plain_transaction(execution, deadline)
         except BaseException as error:
             return_to_pool(connection, error)
-            if in_autocommit and execution is not None and execution.sent and _has_died(error):
+            if in_autocommit and execution is not None and execution.sent and _is_unsure(error, execution.backend):
                 raise _reply_lost(execution) from error
             raise
         if in_autocommit or plain:
@@ -576,10 +599,16 @@ class OperationRunner:
         repeatable = partial(impl.repeatable, operation)
         while True:
             try:
-                return retried(attempt, self._engine, self._sleep, repeatable=repeatable, on_retry=on_retry)
-            except NotCommitted as error:
-                raise LockLost(str(error)) from error
+                return retried(attempt, self._engine, self._sleep, deadline, repeatable=repeatable, on_retry=on_retry)
             except PoolTimeout:
+                raise
+            except (NotCommitted, MustRollback) as error:
+                if deadline is not None:
+                    raise LockTimeout(
+                        f"{operation.name}: others were the first to commit, until its time was up"
+                    ) from error
+                if isinstance(error, NotCommitted):
+                    raise LockLost(str(error)) from error
                 raise
             except (LockTimeout, DBAPIError, DriverTimeout) as error:
                 waited = time.monotonic() - began
@@ -629,10 +658,13 @@ def _run_in_plain_transaction(execution: Execution, deadline: float | None) -> A
             roll_back(connection)  # a failed COMMIT ends SQLAlchemy's transaction, and not the server's
         raise
     except (DBAPIError, DriverTimeout) as error:
-        if final and _has_died(error):
+        unsure = final and _is_unsure(error, backend)
+        if not _has_died(error):
+            roll_back(connection)
+        if unsure:
             raise _reply_lost(execution) from error
-        roll_back(connection)
-        raise
+        with translated(backend):
+            raise
     except BaseException as error:
         release_cursors(error)
         raise
@@ -642,6 +674,11 @@ def _run_in_plain_transaction(execution: Execution, deadline: float | None) -> A
 def _has_died(error: BaseException) -> bool:
     """Return whether a connection died; a driver's own time limit (asyncpg's command_timeout) is as good as that."""
     return isinstance(error, DriverTimeout) or (isinstance(error, DBAPIError) and error.connection_invalidated)
+
+
+def _is_unsure(error: BaseException, backend: Backend) -> bool:
+    """Return whether what was being committed may be committed, although there was an error."""
+    return _has_died(error) or (isinstance(error, DBAPIError) and backend.may_be_committed(error))
 
 
 def _reply_lost(execution: Execution) -> OutcomeUnknown:
@@ -669,33 +706,40 @@ def retried(
     attempt: Callable[[], T],
     engine: Engine,
     sleep: Sleep,
+    deadline: float | None = None,
     *,
     repeatable: Callable[[], bool] = lambda: False,
     on_retry: Callable[[BaseException, int], object] = lambda error, count: None,
 ) -> T:
-    """Run ``attempt``, and again, three times at most, after an error that leaves nothing behind.
+    """Run ``attempt``, and again after an error that leaves nothing behind.
 
     A deadlock or a serialization failure has rolled everything back, and so has the death of a connection before COMMIT
-    was sent.
+    was sent. It is run three times more at most, and until the deadline, if there is one, while others are the first to
+    commit: between two busy nodes of a cluster that may be so many times in a row.
 
+    :param deadline: by ``time.monotonic()``; may be infinite.
     :param repeatable: returns whether it may also be run again when it is not known whether it was done.
     :param on_retry: called with each error that is followed by a retry, and the number of that retry.
     """
 
-    def retryable(error: BaseException) -> bool:
+    def conflicts(error: BaseException) -> bool:
         if isinstance(error, DBAPIError):
-            return error.connection_invalidated or backend_of(engine.dialect).transient(error)
-        return isinstance(error, (MustRollback, NotCommitted)) or (isinstance(error, OutcomeUnknown) and repeatable())
+            return not error.connection_invalidated and backend_of(engine.dialect).transient(error)
+        return isinstance(error, (MustRollback, NotCommitted))
 
     backoff: Backoff | None = None
-    for retry in range(1, RETRIES + 1):
+    for retry in itertools.count(1):
         try:
             return attempt()
         except Exception as error:
-            if not retryable(error):
+            conflict = conflicts(error)
+            died = isinstance(error, DBAPIError) and error.connection_invalidated
+            if not (conflict or died or (isinstance(error, OutcomeUnknown) and repeatable())):
+                raise
+            if retry > RETRIES and not (conflict and deadline is not None and time.monotonic() < deadline):
                 raise
             on_retry(error, retry)
         backoff = backoff or Backoff(shortest=0.01, share=1)
         # random, so that two that were each other's deadlock don't meet again
         sleep(random.uniform(0, backoff.pause()))
-    return attempt()
+    raise AssertionError

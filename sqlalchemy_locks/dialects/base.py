@@ -32,6 +32,7 @@ Family = Literal["postgresql", "mysql", "sqlite"]
 #: succeed when it is run again; a row that is newer than the snapshot, for which the transaction was rolled back; the
 #: server lacks something for the moment, such as memory or disk space, or isn't ready.
 Meaning = Literal["missing", "no column", "denied", "duplicate", "conflict", "newer row", "unavailable"]
+_PASSING = ("conflict", "newer row", "unavailable")
 #: ``failed``: it can only be rolled back. ``closed``: the connection is.
 TransactionState = Literal["open", "ended", "failed", "closed"]
 #: raised by a driver's own time limit, such as asyncpg's command_timeout; an OSError from Python 3.11 on
@@ -58,6 +59,11 @@ class Server:
     autocommits_read_committed: bool = False
     #: why locks are refused without the execution option ``locks_one_node``: other nodes grant them, too
     several_nodes: str | None = None
+    #: what it is a node of, in error messages: a cluster in which several nodes accept writes, each of which grants row
+    #: locks of its own, and which lets the first of two transactions commit that have changed one row
+    cluster: str | None = None
+    #: where it has rolled a transaction back for another node's, a SAVEPOINT begins another one, without an error
+    savepoint_hides_end: bool = False
 
 
 class Backend:
@@ -111,10 +117,11 @@ class Backend:
         """Return an INSERT that ignores a row whose ``key`` is present; the column has a unique constraint."""
         raise NotImplementedError
 
-    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
+    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]], touched: Column[Any] | None) -> Insert:
         """Return an INSERT that, if a row with this ``key`` is present, locks that row and leaves it as it is.
 
         :param key: the columns of a unique index, whose condition, if any, is that the last one isn't NULL.
+        :param touched: in a cluster, an instant that is changed by a microsecond: a lock alone is one node's own.
         """
         raise NotImplementedError
 
@@ -136,7 +143,12 @@ class Backend:
 
     def temporary(self, error: DBAPIError) -> bool:
         """Return whether the same statement may succeed later, by itself: any other refusal is permanent."""
-        return error.connection_invalidated or self.meaning(error) in ("conflict", "newer row", "unavailable")
+        meaning = self.meaning(error)
+        return error.connection_invalidated or self.may_be_committed(error) or meaning in _PASSING
+
+    def may_be_committed(self, error: DBAPIError) -> bool:
+        """Return whether what COMMIT was to commit may be committed, although it has failed with this error."""
+        return False
 
     def ends_transaction(self, error: DBAPIError) -> bool:
         """Return whether the server has rolled the transaction back for an error, which no driver tells.

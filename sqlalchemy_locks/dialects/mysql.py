@@ -15,10 +15,12 @@ from sqlalchemy.ext.compiler import compiles
 
 from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, TransactionState, not_writable, set_level
 from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, idle_finding, version_finding
-from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, Unsupported
+from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, NotWritable, Unsupported
 from sqlalchemy_locks.sql import clock, elements
 
 _MARKER = "sqlalchemy_locks"
+_GROUP = "Group Replication with several primaries"
+_TOUCH = "INTERVAL 1 MICROSECOND"
 # the variable is a stack of the settings before, so that a longest wait may be set inside another
 _WAIT = text(
     "SET @sqlalchemy_locks_wait = CONCAT_WS(',', @@session.innodb_lock_wait_timeout, @sqlalchemy_locks_wait), "
@@ -38,6 +40,10 @@ _LEAVE = text(
 )
 _QUEUE_FREE = text(f"SELECT IS_FREE_LOCK({_QUEUE_NAME})")
 
+_ASKED = (
+    "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'innodb_rollback_on_timeout',"
+    " 'wsrep_on', 'group_replication_group_name', 'group_replication_single_primary_mode')"
+)
 _WITHOUT_TRANSACTIONS = text(
     "SELECT table_name, engine FROM information_schema.tables JOIN information_schema.engines USING (engine) "
     "WHERE table_schema = database() AND transactions <> 'YES' ORDER BY table_name"
@@ -62,12 +68,11 @@ _MEANINGS: dict[Any, Meaning] = {
     1142: "denied",
     1143: "denied",
     1146: "missing",
-    1180: "conflict",  # at COMMIT, by another node of a cluster
     1206: "conflict",
     1213: "conflict",
     1227: "denied",
     1305: "conflict",  # a deadlock has rolled the savepoint back, with everything before it
-    3101: "conflict",  # as 1180
+    3101: "conflict",  # at COMMIT, by another node of a cluster
 }
 
 
@@ -96,7 +101,13 @@ _VITESS = (
 )
 
 #: errors with which the server has ended the whole transaction: another one begins with the next statement
-_ENDED = (1020, 1180, 1206, 1213, 3101)
+_ENDED = (1020, 1206, 1213, 3101)
+#: these have, too, if they were caused by the storage engine's "deadlock" or "no savepoint with that name": another
+#: node of a cluster was the first to commit
+_CAUSED = {1030: "error 153", 1180: "error 149"}
+#: The server has lost the majority of its cluster, or ends: what was sent to the other nodes may be committed by them.
+#: (Seen on both clusters with two nodes of three stopped: all, or the majority, had what 1180 and 3100 had denied.)
+_UNSURE = {1047, 1053, 1180, 1317, 1927, 3100}
 
 
 class MySQL(Backend):
@@ -118,8 +129,8 @@ class MySQL(Backend):
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
         return elements.TakeRow(table)
 
-    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
-        return elements.TakeRow(table)
+    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]], touched: Column[Any] | None) -> Insert:
+        return elements.TakeRow(table, None if touched is None else touched.key)
 
     def translate(self, error: DBAPIError) -> LockError | None:
         code = _errno(error)
@@ -130,11 +141,13 @@ class MySQL(Backend):
                 f"the server's time limit of a statement ({self.statement_limit}), or another session, ended the "
                 "statement"
             )
+        if code == 1047:
+            return NotWritable(f"this node of {self.name} has no majority of its cluster: use one that has")
         if code in (1036, 1290, 1792, 1836) or (code == 1015 and _TABLE_READ_ONLY in str(error.orig)):
             return not_writable(self.name)
         if code == 1665:
             return Unsupported(f"{self.name}: {_STATEMENT_LOG}")
-        if code in _ENDED:
+        if self.ends_transaction(error):
             again = "run it again, and lock before the first read" if code == 1020 else "run it again"
             return MustRollback(
                 f"{self.name} has rolled this transaction back (error {code}), and released every lock that it held: "
@@ -143,25 +156,32 @@ class MySQL(Backend):
         return None
 
     def ends_transaction(self, error: DBAPIError) -> bool:
-        return _errno(error) in _ENDED
+        code = _errno(error)
+        return code in _ENDED or (code in _CAUSED and _CAUSED[code] in str(error.orig))
+
+    def may_be_committed(self, error: DBAPIError) -> bool:
+        return _errno(error) in _UNSURE and not self.ends_transaction(error)
 
     def meaning(self, error: DBAPIError) -> Meaning | None:
         code = _errno(error)
+        if code in _CAUSED and self.ends_transaction(error):
+            return "conflict"
         # a client's codes are of its connection, and a proxy's (ProxySQL, from 9000 on) of that to the server
         if not isinstance(code, int) or code in _UNAVAILABLE or 2000 <= code < 3000 or code >= 9000:
             return "unavailable"
         return _MEANINGS.get(code)
 
     def ask_server(self, connection: Connection) -> Server:
-        server = connection.exec_driver_sql("SELECT VERSION(), @@version_comment, @@innodb_rollback_on_timeout").one()
-        if "TiDB" in f"{server[0]} {server[1]}":
+        variables = _asked(connection)
+        if "TIDB" in f"{variables.get('version')} {variables.get('version_comment')}":
             raise Unsupported(_TIDB)
-        if server[2]:
+        if variables.get("innodb_rollback_on_timeout") == "ON":
             raise Unsupported(
                 f"{self.name} runs with innodb_rollback_on_timeout=ON, where a lock timeout silently releases "
                 "the locks acquired before it: set it to OFF"
             )
-        return Server()
+        cluster = _cluster(variables)
+        return Server(cluster=cluster, savepoint_hides_end=cluster == _GROUP)
 
     def require_time_zone(self, what: str, columns: Iterable[Column[Any]]) -> None:
         for column in columns:
@@ -194,11 +214,17 @@ class MySQL(Backend):
             says = f"sessions begin at {level}: lock before you read there, or use Locks, which sets its own level"
             yield Finding("isolation", "warning", says)
         try:
-            self.ask_server(connection)
+            cluster = self.ask_server(connection).cluster
         except Unsupported as refusal:
             yield Finding("settings", "problem", str(refusal))
         else:
             yield Finding("settings", "ok", "innodb_rollback_on_timeout is off")
+            if cluster is not None:
+                says = (
+                    f"a node of {cluster}: exclusive() writes the row of its key, so that of two holders on two nodes "
+                    "one commits; shared(), session locks and lock.row are refused without locks_one_node=True"
+                )
+                yield Finding("cluster", "ok", says)
         settings: dict[str, str] = dict(map(tuple, connection.exec_driver_sql(_SETTINGS)))
         if settings.get("log_bin") == "ON" and settings.get("binlog_format") == "STATEMENT":
             yield Finding("settings", "problem", _STATEMENT_LOG)
@@ -324,6 +350,19 @@ class MySQL(Backend):
                 connection.execute(_RESTORE)
 
 
+def _asked(connection: Connection) -> dict[str, str]:
+    return {str(row[0]).lower(): str(row[1]).upper() for row in connection.exec_driver_sql(_ASKED)}
+
+
+def _cluster(variables: dict[str, str]) -> str | None:
+    if variables.get("wsrep_on") == "ON":
+        return "a Galera cluster"
+    # of a member that has left its group, too, which comes back by itself
+    if variables.get("group_replication_single_primary_mode") == "OFF" and variables["group_replication_group_name"]:
+        return _GROUP
+    return None
+
+
 def _errno(error: DBAPIError) -> Any:
     args = getattr(error.orig, "args", ())
     return args[0] if args else None
@@ -331,8 +370,16 @@ def _errno(error: DBAPIError) -> Any:
 
 @compiles(elements.TakeRow, "mysql", "mariadb")
 def _take_row(element: elements.TakeRow, compiler: Any, **kw: Any) -> str:
-    (key,) = (compiler.preparer.format_column(column) for column in element.table.primary_key)
-    return f"{compiler.visit_insert(element, **kw)} ON DUPLICATE KEY UPDATE {key} = {key}"
+    columns = [element.table.c[element.touched]] if element.touched else element.table.primary_key
+    (column,) = map(compiler.preparer.format_column, columns)
+    value = f"{column} + {_TOUCH}" if element.touched else column
+    return f"{compiler.visit_insert(element, **kw)} ON DUPLICATE KEY UPDATE {column} = {value}"
+
+
+@compiles(elements.Touched, "mysql", "mariadb")
+def _touched(element: elements.Touched, compiler: Any, **kw: Any) -> str:
+    (instant,) = (compiler.process(part, **kw) for part in element.clauses)
+    return f"{instant} + {_TOUCH}"
 
 
 @compiles(elements.ReadCommitted, "mysql", "mariadb")

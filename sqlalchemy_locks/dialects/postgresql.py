@@ -131,7 +131,7 @@ class PostgreSQL(Backend):
 
         return insert(table).on_conflict_do_nothing(index_elements=[key])
 
-    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
+    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]], touched: Column[Any] | None) -> Insert:
         from sqlalchemy.dialects.postgresql import insert  # not loaded before it is needed
 
         inserting, last = insert(table), key[-1]

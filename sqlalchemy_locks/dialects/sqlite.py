@@ -58,7 +58,7 @@ class SQLite(Backend):
 
         return insert(table).on_conflict_do_nothing(index_elements=[key])
 
-    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]]) -> Insert:
+    def insert_or_lock(self, table: Table, key: Sequence[Column[Any]], touched: Column[Any] | None) -> Insert:
         from sqlalchemy.dialects.sqlite import insert  # not loaded before it is needed
 
         inserting, last = insert(table), key[-1]

@@ -19,10 +19,10 @@ from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sqlalchemy_locks._validation import timeout_seconds
-from sqlalchemy_locks.core.operation import Execution, prepare_commit
+from sqlalchemy_locks.core.operation import Execution, lost_when_ended, prepare_commit, was_ended
 from sqlalchemy_locks.core.transaction import (
     FAILED,
     IN_BLOCK,
@@ -33,7 +33,7 @@ from sqlalchemy_locks.core.transaction import (
     has_room,
     retried,
 )
-from sqlalchemy_locks.errors import LockLost, LockTimeout, PoolTimeout, ReentryError
+from sqlalchemy_locks.errors import LockLost, LockTimeout, MustRollback, PoolTimeout, ReentryError
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.lock.advisory import acquire
@@ -101,6 +101,7 @@ class Held:
                 self._mark_lost(error)
                 raise error
             short.use()
+            lost_when_ended(connection, FAILED)
             return connection
 
         def ending(end: Callable[[Session], None]) -> Callable[[], None]:
@@ -278,11 +279,18 @@ class ExclusiveBlock:
                 ticket = local_queues(engine.dialect).ticket(("key", self._locks._installation, first))
                 if not ticket.wait(None if deadline is None else max(0.0, deadline - time.monotonic())):
                     raise self._timed_out(self._holders_now())
+            attempt = partial(self._attempt, deadline, ticket)
             while True:
-                held = retried(partial(self._attempt, deadline, ticket), engine, sleep, on_retry=on_retry)
+                # another node's conflict is a wait, too
+                until = math.inf if deadline is None else deadline
+                held = retried(attempt, engine, sleep, until, on_retry=on_retry)
                 if held is not None:
                     return held
                 sleep(_PAUSE)
+        except MustRollback as error:
+            if ticket is not None:
+                ticket.leave()
+            raise self._timed_out(()) from error
         except BaseException:
             if ticket is not None:
                 ticket.leave()
@@ -300,6 +308,7 @@ class ExclusiveBlock:
         try:
             short.begin(wait=math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
             locks._after_begin.call(short.connection)
+            short.mark_first()
             for key in self._names:
                 remaining = None if deadline is None else deadline - time.monotonic()
                 late = remaining is not None and remaining <= 0  # a free key is acquired nevertheless
@@ -342,11 +351,18 @@ class ExclusiveBlock:
         """Commit the transaction, or roll it back for an error of the block."""
         short, session = held._short, held._session
         if error is not None:
+            ended = short.active and was_ended(short.connection)
             try:
                 if session is not None:
-                    type(session).close(session)
+                    # a ROLLBACK may then fail, too: TO SAVEPOINT, and any in a cluster
+                    with contextlib.suppress(LockLost, *([DBAPIError] if ended else [])):
+                        type(session).close(session)
             finally:
                 short.abandon(error)
+            if ended and isinstance(error, LockLost):
+                raise error
+            if ended and isinstance(error, SQLAlchemyError):  # of a savepoint that has gone with the transaction
+                raise LockLost(FAILED) from error
             return
         try:
             if session is not None and short.loss() is None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy_locks import lock, semaphore
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.operation import Operation, fresh_nonce
+from sqlalchemy_locks.core.operation import Operation, cluster_behind, fresh_nonce
 from sqlalchemy_locks.errors import LockError, NotInstalled, ReentryError
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.facade.sweep import DAY, Alive, check_alive, sweep
@@ -66,7 +66,10 @@ TASKS = (
     MaintenanceTask("leases", DAY, _until_none(lambda: semaphore.clean_leases(older_than=7 * DAY))),
     MaintenanceTask("history", DAY, _until_none(lambda: semaphore.clean_history(older_than=30 * DAY))),
     # once: apps that go on making keys would keep it going
-    MaintenanceTask("keys", DAY, lambda locks, alive: locks._run(lock.vacuum()) or 0),
+    # in a cluster it is refused, since it would end holders on other nodes
+    MaintenanceTask(
+        "keys", DAY, lambda locks, alive: 0 if cluster_behind(locks._engine) else locks._run(lock.vacuum()) or 0
+    ),
 )
 
 

@@ -57,6 +57,12 @@ class _AcquireLock(OperationImpl):
             return select(LockFunction(self.function, LOCK_KEY, allow_stale, type_=Boolean()))
         return select(LockFunction(self.function, LOCK_KEY, allow_stale, _WAIT, type_=NullType()))
 
+    def check_connection(self, execution: Execution) -> None:
+        super().check_connection(execution)
+        if self.mode.shared:
+            # one that commits first has changed nothing with which an exclusive holder on another node would conflict
+            execution.refuse_cluster()
+
     def multi_statement_reason(self, context: BuildContext) -> str:
         if context.backend.single_writer:
             return "where the busy timeout is set to zero around it"

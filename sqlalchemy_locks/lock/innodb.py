@@ -11,6 +11,9 @@ which nobody could share, and which would leave a locked gap to those that wait 
    vacuum may have deleted the row since, and then the INSERT holds the key by a new one, and locks no gap.
 
 Step 3 alone decides about the lock. Where step 2 could not commit the row, the INSERT of step 3 still excludes others.
+
+In a cluster in which several nodes accept writes, each of them grants the lock, and an exclusive one changes the row,
+too: of several holders the first one to commit does so, and the cluster rolls the others back.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from sqlalchemy import Insert, Integer, Table, delete, exists, literal_column, n
 from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, translated
+from sqlalchemy_locks.core.operation import BuildContext, Execution, lost_when_ended, translated
 from sqlalchemy_locks.core.side_pool import side_connection
 from sqlalchemy_locks.dialects.base import not_writable
 from sqlalchemy_locks.dialects.checks import COMMITTED
@@ -32,6 +35,10 @@ from sqlalchemy_locks.sql.clock import SecondsAgo
 from sqlalchemy_locks.sql.elements import LOCK_KEY, ReadCommitted, TakeRow, Writable
 
 _BATCH = 100
+_LOST = (
+    "the server has rolled this transaction back, and released its locks: another one was the first to commit, on this "
+    "node of the cluster or on another; roll it back here, too, and run it again"
+)
 #: seconds for which a vacuum spares a new row, whose owner may be about to lock it
 _YOUNG = 60
 #: keys that an engine of the app remembers as committed
@@ -44,6 +51,8 @@ def acquire(execution: Execution, *, shared: bool, tries: bool) -> bool | None:
     :return: whether it is held, if it ``tries``, which never waits; else ``None``, once it is held.
     """
     key = execution.values["lock_key"]
+    if execution.server.cluster is not None and not execution.read_committed:  # in Locks, the block does it
+        lost_when_ended(execution.connection, _LOST)
     if tries:
         return _try(execution, key, shared)
     with execution.waiting():
@@ -52,7 +61,11 @@ def acquire(execution: Execution, *, shared: bool, tries: bool) -> bool | None:
 
 
 def vacuum(execution: Execution) -> int:
-    """Delete every key that no transaction holds, except new ones, in batches of a transaction each."""
+    """Delete every key that no transaction holds, except new ones, in batches of a transaction each.
+
+    :raises Unsupported: in a cluster, where it would end the transactions that hold keys on other nodes.
+    """
+    execution.refuse_cluster("would end the transactions that hold keys on other nodes", "leave the keys there")
     _require_writable(execution)
     table, deleted = execution.context.tables.locked_keys, 0
     old = select(table.c.key).where(table.c.ts < SecondsAgo(_YOUNG))
@@ -83,13 +96,14 @@ def create(execution: Execution) -> int:
 
 def _acquire(execution: Execution, key: int, shared: bool) -> None:
     """Lock a key, waiting for it."""
-    if execution.read_committed or not _is_remembered(execution, key):
+    touches = execution.context.cluster is not None
+    if (execution.read_committed and not touches) or not _is_remembered(execution, key):
         row = _lock_present(execution, key, shared)
-        if row.locked:
+        if row.locked and not touches:
             return
-        if _commit_row(execution, key) and not row.read_committed:
+        if (row.locked or _commit_row(execution, key)) and (touches or not row.read_committed):
             _remember(execution, key)
-    statement = _lock_or_insert(execution.context.tables.locked_keys, shared)
+    statement = _lock_or_insert(execution.context.tables.locked_keys, shared, touches)
     rows = execution.execute(statement, {"lock_key": key}).rowcount
     # no row for an exclusive lock says that it is not writable, for a shared one that the row was there
     if not rows:
@@ -102,14 +116,16 @@ def _try(execution: Execution, key: int, shared: bool) -> bool:
     Where another transaction is inserting the row, MySQL waits a second for it, the shortest limit that it has.
     """
     try:
-        if _lock_present(execution, key, shared, nowait=True).locked:
-            return True
-        committed = _commit_row(execution, key)
-        return committed and bool(_lock_present(execution, key, shared, nowait=True, at_any_level=True).locked)
+        locked = _lock_present(execution, key, shared, nowait=True).locked
+        if not locked and _commit_row(execution, key):
+            locked = _lock_present(execution, key, shared, nowait=True, at_any_level=True).locked
     except PoolTimeout:
         raise
     except LockTimeout:
         return False
+    if locked and execution.context.cluster is not None:
+        execution.execute(_lock_or_insert(execution.context.tables.locked_keys, False, True), {"lock_key": key})
+    return bool(locked)
 
 
 def _lock_present(
@@ -211,7 +227,10 @@ def _insert_unless_present(table: Table) -> Insert:
 
 
 @cache
-def _lock_or_insert(table: Table, shared: bool) -> Insert:
-    """Return the INSERT that locks the row, and inserts it if it is absent."""
-    insert = Insert(table).prefix_with("IGNORE") if shared else TakeRow(table)
+def _lock_or_insert(table: Table, shared: bool, touches: bool) -> Insert:
+    """Return the INSERT that locks the row, and inserts it if it is absent.
+
+    :param touches: it changes a row that is present.
+    """
+    insert = Insert(table).prefix_with("IGNORE") if shared else TakeRow(table, "ts" if touches else None)
     return insert.from_select(["key"], select(LOCK_KEY).where(Writable()))

@@ -52,6 +52,10 @@ class _Row(OperationImpl):
             raise ValueError(f"lock.row needs a primary key, and {entity!r} has none")
         self.entity = entity
 
+    def check_connection(self, execution: Execution) -> None:
+        super().check_connection(execution)
+        execution.refuse_cluster()
+
     def build(self, context: BuildContext) -> Executable | None:
         return self._select_row(context) if not context.backend.single_writer else None
 

@@ -48,6 +48,7 @@ class _SessionOperation(OperationImpl):
                 "give the next transaction another session: use lock.exclusive, which ends with the transaction; or, "
                 "if the pooler is in session mode, set the engine's execution option locks_session_pooling=True"
             )
+        execution.refuse_cluster()
 
     def ask(self, execution: Execution, values: dict[str, Any]) -> Any:
         """Execute the statement, and return the server's answer."""

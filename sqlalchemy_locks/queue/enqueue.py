@@ -123,7 +123,8 @@ class Enqueue(JobOperation):
     def _inserting(self, context: BuildContext) -> Any:
         at = self.jobs.at(context)
         if self.unique:
-            return context.backend.insert_or_lock(at.table, (at.queue_id, at.unique_key))
+            touched = at.run_at if context.cluster else None
+            return context.backend.insert_or_lock(at.table, (at.queue_id, at.unique_key), touched)
         return context.backend.insert_unless_present(at.table, at.external_id)
 
     def multi_statement_reason(self, context: BuildContext) -> str:
@@ -168,6 +169,8 @@ class Enqueue(JobOperation):
         if self.known or self.unique:
             # always in the same order: two batches with the same ids, or keys, would deadlock
             jobs.sort(key=lambda job: str(job[2]))
+        if self.unique and execution.context.cluster is not None:
+            self._require_microseconds(execution)
         with execution.waiting() if self.unique else contextlib.nullcontext():
             if statement is None:
                 # drivers split a large batch into several statements
@@ -244,6 +247,15 @@ class Enqueue(JobOperation):
         assert index is not None
         # not from an old snapshot; by the index, or MySQL may lock every row that a scan of the table passes
         return force_index(reading, f"`{index.name}`", at.table).with_for_update()
+
+    def _require_microseconds(self, execution: Execution) -> None:
+        """:raises Unsupported: where the smallest change of ``run_at`` would be none."""
+        run_at = self.jobs.at(execution.context).run_at
+        if not run_at.type.compile(dialect=execution.connection.dialect).endswith("(6)"):
+            raise Unsupported(
+                f"Queue.put with unique= in {execution.context.cluster} changes the row of a waiting job, so that it "
+                f"can't begin on another node before this transaction commits: make {run_at} a DATETIME(6)"
+            )
 
     def _refuse_other_keys(self, context: BuildContext) -> None:
         """:raises Unsupported: where the INSERT would also ignore jobs for a unique column of the app's."""

@@ -106,6 +106,17 @@ def share_request(execution: Execution, sql: Statements) -> Row[Any] | None:
     return _lock_request(execution, sql, sql.share_request, sql.share_request_by_row)
 
 
+def hold_request(execution: Execution, sql: Statements) -> Row[Any] | None:
+    """Do as ``share_request``, against other nodes of a cluster as well."""
+    if execution.context.cluster is None:
+        return share_request(execution, sql)
+    request = lock_request(execution, sql)  # of two that share the row, none could change it
+    if request is not None:
+        execution.execute(sql.touch_request, {"row_id": request.id})
+        request = execution.execute(sql.share_request_by_row, {"row_id": request.id}).one()
+    return request
+
+
 def lock_request(execution: Execution, sql: Statements) -> Row[Any] | None:
     """Lock the request's row until the transaction ends, and return it, if there is one."""
     return _lock_request(execution, sql, sql.lock_request, sql.lock_request_by_row)

@@ -1,7 +1,8 @@
 """guarded: a write in the same database that only a current holder of its permits can make.
 
 A holder can be stopped for longer than its ttl, and then continue. The request's row is checked and locked, shared,
-until the write's transaction ends: until then the permits can't be released or swept.
+until the write's transaction ends: until then the permits can't be released or swept. In a cluster in which several
+nodes accept writes it is changed, too, so that of a write and a release on two nodes one is committed.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from sqlalchemy_locks.core.entities import entity_of
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, execute_in_session
 from sqlalchemy_locks.core.typing import BOOL_ROW, shaped
 from sqlalchemy_locks.errors import LockLost, Unsupported
-from sqlalchemy_locks.semaphore.base import SemaphoreImpl, identity_of, share_request
+from sqlalchemy_locks.semaphore.base import SemaphoreImpl, hold_request, identity_of
 from sqlalchemy_locks.semaphore.statements import RELEASED
 from sqlalchemy_locks.values import Grant
 
@@ -45,7 +46,7 @@ class Guarded(SemaphoreImpl):
         with execution.waiting():
             if execution.backend.single_writer:
                 self._lock_file(execution)
-            request = share_request(execution, self.statements(execution))
+            request = hold_request(execution, self.statements(execution))
         if request is None or request.state == RELEASED or request.expired or token not in (None, request.token):
             raise LockLost(
                 f"the permits of the request {ident!r} are held no longer, so the write was not made: "

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.sql.clock import Instant, Now, NowAfterWait, PlusSeconds
-from sqlalchemy_locks.sql.elements import InsertAbsent, LimitIdle, ReadUncommitted
+from sqlalchemy_locks.sql.elements import InsertAbsent, LimitIdle, ReadUncommitted, Touched
 from sqlalchemy_locks.sql.tables import Tables
 
 ACQUIRED, RELEASED, EXPIRED, DENIED = "ACQUIRED", "RELEASED", "EXPIRED", "DENIED"
@@ -49,6 +49,7 @@ class Statements:
     #: transaction that is then silent for longer than the time to live: no other could take the permits over.
     share_request: Executable
     share_request_by_row: Executable
+    touch_request: sa.Update
     #: whether its time had run out when it ended, or has run out now; NULL without a time to live
     read_expired_at_end: Executable
     renew_request: sa.Update
@@ -142,6 +143,7 @@ def statements(tables: Tables, *, stale_reads: bool) -> Statements:
         lock_request_by_row=request.where(by_row).with_for_update(),
         share_request=_share_request(req, by_external_id, stale_reads),
         share_request_by_row=_share_request(req, by_row, stale_reads),
+        touch_request=sa.update(req).where(by_row).values(renewed_at=Touched(req.c.renewed_at)),
         read_expired_at_end=sa.select(expiry(req) <= ended_at).where(by_row),
         renew_request=sa.update(req).where(by_row, req.c.state != _RELEASED_STATE, unexpired).values(renewed_at=Now()),
         read_tokens=sa.select(req.c.id, req.c.token).where(

@@ -5,9 +5,10 @@ None of them has a default compiler: an unsupported engine raises instead of gue
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, BindParameter, Boolean, Insert, Integer, String, Table, bindparam
+from sqlalchemy import BigInteger, BindParameter, Boolean, DateTime, Insert, Integer, String, Table, bindparam
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.elements import ClauseElement, ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
@@ -116,11 +117,25 @@ class Notify(FunctionElement[str]):
 
 
 class TakeRow(Insert):
-    """An INSERT that locks the row of a duplicate key exclusively, and changes nothing (MySQL, MariaDB).
+    """An INSERT that locks the row of a duplicate key exclusively (MySQL, MariaDB).
 
     SQLAlchemy's own ON DUPLICATE KEY UPDATE isn't cached by 2.0.
+
+    :param touched: the name of an instant's column, to which a microsecond is added; by default nothing is changed.
     """
 
+    inherit_cache = True
+    _traverse_internals = [*Insert._traverse_internals, ("touched", InternalTraversal.dp_string)]
+
+    def __init__(self, table: Table, touched: str | None = None) -> None:
+        super().__init__(table)
+        self.touched = touched
+
+
+class Touched(FunctionElement[datetime]):
+    """An instant, the argument, a microsecond later: the smallest change of a row (MySQL, MariaDB)."""
+
+    type = DateTime()
     inherit_cache = True
 
 

@@ -14,7 +14,7 @@ from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
 from tests.conformance.clients import ASYNC, SYNC, Client, Places
-from tests.conftest import PLAIN, Servers
+from tests.conftest import PLAIN, PLAIN_OF_CLUSTERS, Servers
 from tests.fixtures.parties import PATIENCE, POOLED, waiting_writers
 
 T = TypeVar("T")
@@ -77,7 +77,8 @@ class World:
             if pooled
             else servers.installed(self.engine_name, combination.driver, self.locking)
         )
-        plain = servers.installed(self.engine_name, PLAIN[self.engine_name], self.locking)
+        driver = (PLAIN | PLAIN_OF_CLUSTERS)[self.engine_name]
+        plain = servers.installed(self.engine_name, driver, self.locking)
         place, self._leave = places.enter(plain, False, {})
         #: for what a test itself does
         self.plain: Engine = place.engine
@@ -89,7 +90,7 @@ class World:
 
     @property
     def is_innodb(self) -> bool:
-        return self.engine_name in ("mysql", "mariadb")
+        return self.engine_name in ("mysql", "mariadb", *PLAIN_OF_CLUSTERS)
 
     @property
     def snapshot_isolation(self) -> bool:
@@ -155,11 +156,9 @@ class World:
 
     def age(self, grant: Any) -> None:
         """Make a grant a day older, as if it had been renewed a day earlier."""
-        day_ago = {
-            "mysql": "renewed_at - INTERVAL 1 DAY",
-            "mariadb": "renewed_at - INTERVAL 1 DAY",
-            "sqlite": "strftime('%Y-%m-%d %H:%M:%f', renewed_at, '-1 day')",
-        }.get(self.engine_name, "renewed_at - interval '1 day'")
+        day_ago = "renewed_at - INTERVAL 1 DAY" if self.is_innodb else "renewed_at - interval '1 day'"
+        if self.is_sqlite:
+            day_ago = "strftime('%Y-%m-%d %H:%M:%f', renewed_at, '-1 day')"
         table = "lock_permit_request" if self.is_innodb or self.is_sqlite else "lock.permit_request"
         with self.plain.begin() as connection:
             changed = connection.execute(

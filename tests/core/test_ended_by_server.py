@@ -171,10 +171,11 @@ def test_what_is_newer_than_the_snapshot_of_an_async_session(servers: Any, engin
     asyncio.run(main())
 
 
-@pytest.mark.parametrize("code", [1020, 1180, 1206, 1213, 3101])
+@pytest.mark.parametrize("code", [1020, 1030, 1180, 1206, 1213, 3101])
 @pytest.mark.parametrize("backend", [mysql.BACKEND, mariadb.BACKEND], ids=lambda backend: backend.name)
 def test_errors_that_end_a_transaction(backend: Any, code: int) -> None:
-    error = DBAPIError("UPDATE", {}, Exception(code, "the server's message"))
+    said = {1030: "Got error 153 from storage engine", 1180: "Got error 149 during COMMIT"}
+    error = DBAPIError("UPDATE", {}, Exception(code, said.get(code, "the server's message")))
     assert isinstance(backend.translate(error), sl.MustRollback)
     assert backend.ends_transaction(error)
     assert backend.transient(error)  # Locks run it again

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from multiprocessing import get_context
@@ -54,13 +54,17 @@ class Arena:
 
     :param url: gives the URL for a driver. :param plain: a synchronous driver, for what the harness itself does.
     :param server: a server of the run's own, which may be stopped; ``url`` is then called with it, too.
+    :param nodes: all nodes of a cluster, of which it is the first one.
     """
 
-    def __init__(self, engine: str, url: Callable[..., str], plain: str, server: Any = None) -> None:
-        self.engine_name, self.plain, self.server = engine, plain, server
+    def __init__(
+        self, engine: str, url: Callable[..., str], plain: str, server: Any = None, nodes: Sequence[Any] = ()
+    ) -> None:
+        self.engine_name, self.plain, self.server, self.nodes = engine, plain, server, nodes
         self._url = url
         self._standby: Any = None
-        self._face: tuple[Config, Face, Proxy | None] | None = None
+        #: one for each node
+        self._faces: tuple[Config, list[Face], Proxy | None] | None = None
         self._connect()
         tables.metadata.create_all(self.admin)
 
@@ -82,7 +86,7 @@ class Arena:
 
     @property
     def innodb(self) -> bool:
-        return self.engine_name in ("mysql", "mariadb")
+        return self.backend.key_rows
 
     def close(self) -> None:
         self._forget_face()
@@ -121,38 +125,42 @@ class Arena:
             connection.execute(sl.StateTransition().create(*"abcde", queue=f"{prefix}tasks0"))
             for name, capacity in zip(rooms, ROOMS.values(), strict=True):
                 connection.execute(sl.semaphore.create(name, capacity))
+        for node in self.nodes:
+            node.catch_up()
 
-    def _reached(self, config: Config) -> tuple[Face, Proxy | None]:
-        """The face of a config, which the episodes of a series use one after another, each with an empty pool."""
-        if self._face is None or self._face[0] != config:
+    def _reached(self, config: Config) -> tuple[list[Face], Proxy | None]:
+        """The faces of a config, which the episodes of a series use one after another, each with an empty pool."""
+        if self._faces is None or self._faces[0] != config:
             self._forget_face()
             url = self._client_url(config)
             proxy = None if config.proxy is None else Proxy(url, opaque=config.proxy == "opaque")
             if proxy is None and self._standby is not None:
                 url = self._either(config.driver)
-            self._face = config, Face(config, url if proxy is None else proxy.url), proxy
-        _, face, proxy = self._face
+            urls = [self._url(config.driver, node) for node in self.nodes] or [url if proxy is None else proxy.url]
+            self._faces = config, [Face(config, each) for each in urls], proxy
+        _, faces, proxy = self._faces
         if proxy is not None:
             proxy.forget()
-        return face, proxy
+        return faces, proxy
 
     def _forget_face(self) -> None:
-        if self._face is not None:
-            _, face, proxy = self._face
-            self._face = None
-            face.close()
+        if self._faces is not None:
+            _, faces, proxy = self._faces
+            self._faces = None
+            for face in faces:
+                face.close()
             if proxy is not None:
                 proxy.close()
 
     def _in_threads(self, episode: Episode, prefix: str, recorder: Recorder, history: History) -> list[Violation]:
         crashed: list[Violation] = []
-        face, proxy = self._reached(episode.config)
+        faces, proxy = self._reached(episode.config)
         start = threading.Barrier(len(episode.clients) + 1)
 
         def run(index: int) -> None:
             start.wait()
             try:
-                Client(f"client {index}", prefix, face, recorder).run(episode.clients[index])
+                Client(f"client {index}", prefix, faces[index % len(faces)], recorder).run(episode.clients[index])
             except BaseException:
                 crashed.append(Violation("named_errors", f"client {index} ended with {traceback.format_exc()[-4000:]}"))
 
@@ -170,13 +178,14 @@ class Arena:
         over.set()
         injecting.join()
         if hung:
-            self._face = None  # they have it
+            self._faces = None  # they have them
             return [*crashed, Violation("hang", f"{len(hung)} clients have not ended after {DEADLINE} s")]
-        pool: Any = face.engine.pool
-        leaked = pool.checkedout() if hasattr(pool, "checkedout") else 0
-        if leaked > 0:
-            crashed.append(Violation("leak", f"{leaked} connections were not given back: {pool.status()}"))
-        face.empty()
+        for face in faces:
+            pool: Any = face.engine.pool
+            leaked = pool.checkedout() if hasattr(pool, "checkedout") else 0
+            if leaked > 0:
+                crashed.append(Violation("leak", f"{leaked} connections were not given back: {pool.status()}"))
+            face.empty()
         return crashed
 
     def _in_processes(self, episode: Episode, prefix: str, recorder: Recorder, history: History) -> list[Violation]:
@@ -260,20 +269,21 @@ class Arena:
         chance: random.Random,
         over: threading.Event,
     ) -> None:
-        what = fault.what
+        what, server = fault.what, chance.choice(self.nodes) if self.nodes else self.server
         if what == "terminate":
             self._terminate(chance)
         elif what == "block_table":
             self._block_table(chance, over)
         elif what == "restart":
-            self.server.restart()
+            server.restart()
         elif what == "crash":
-            self.server.kill()
-            self.server.start()
+            server.kill()
+            server.start()
         elif what == "pause":
-            self.server.pause()
-            over.wait(0.3)
-            self.server.resume()
+            server.pause()
+            # for so long that the others of a cluster give it up, or not
+            over.wait(chance.choice([0.3, 4.0]) if self.nodes else 0.3)
+            server.resume()
         elif what == "sigkill":
             chance.choice(processes).kill()
         elif what == "sigstop":
@@ -357,6 +367,8 @@ class Arena:
         """Wait until the server answers again, and leave one server."""
         if self.server is None:
             return
+        for node in self.nodes:
+            node.heal()
         self.server.resume()
         if not self.server.running:
             self.server.start()
@@ -392,7 +404,7 @@ class Arena:
                 connection.execute(sl.semaphore.delete(name))
         capacities = {f"{prefix}room{number}": capacity for number, capacity in ROOMS.items()}
         violations = [
-            *checkers.exclusion(history),
+            *checkers.exclusion(history, f"{prefix}key" if self.nodes else None),
             *checkers.capacity(history, capacities),
             *checkers.fences(history),
             *checkers.single_grants(history),
@@ -406,7 +418,7 @@ class Arena:
             *checkers.fenced_writes(history, documents),
             *checkers.guarded_writes(history),
         ]
-        if not self.backend.single_writer:
+        if not self.backend.single_writer and not self.nodes:
             violations += checkers.independence(history)
         if not faulty:
             for name, count in used.items():

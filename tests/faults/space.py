@@ -25,6 +25,11 @@ DRIVERS: dict[str, list[tuple[str, str]]] = {
     "mariadb": [("pymysql", "Locks"), ("mariadb+pymysql", "Locks"), ("mariadb+aiomysql", "AsyncLocks")],
     "sqlite": [("pysqlite", "Locks"), ("aiosqlite", "AsyncLocks")],
 }
+#: the same of clusters, whose clients are spread over the nodes
+CLUSTERS: dict[str, list[tuple[str, str]]] = {
+    "galera": [("mariadb+pymysql", "Locks"), ("mariadb+aiomysql", "AsyncLocks")],
+    "group_replication": [("pymysql", "Locks"), ("aiomysql", "AsyncLocks")],
+}
 LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 #: what befalls a run; ``server`` ones need a server of their own, ``process`` ones a client in a process of its own
 PROXY = ["cut", "cut_before", "cut_after", "lost_commit", "delay", "half_close", "refuse"]
@@ -127,16 +132,21 @@ def draw(seed: int, engine: str, *, own_server: bool = False, processes: bool = 
 
 
 def _config(chance: random.Random, engine: str, processes: bool) -> Config:
-    driver, face = chance.choice(DRIVERS[engine])
-    sqlite, in_processes = engine == "sqlite", chance.random() < 0.1 and processes
+    driver, face = chance.choice((DRIVERS | CLUSTERS)[engine])
+    cluster = engine in CLUSTERS
+    sqlite, in_processes = engine == "sqlite", chance.random() < 0.1 and processes and not cluster
+    # Group Replication refuses SERIALIZABLE at COMMIT
+    levels = LEVELS[:2] if cluster else [*LEVELS, "AUTOCOMMIT"]
     return Config(
         engine,
         driver,
         face,
-        isolation=None if sqlite or chance.random() < 0.5 else chance.choice([*LEVELS, "AUTOCOMMIT"]),
+        isolation=None if sqlite or chance.random() < 0.5 else chance.choice(levels),
         isolation_by=chance.choice(["option", "event"]),
         pool=chance.choice([1, 2, 4, 8]),
-        proxy=None if sqlite or in_processes or chance.random() < 0.6 else chance.choice(["reads", "reads", "opaque"]),
+        proxy=None
+        if sqlite or cluster or in_processes or chance.random() < 0.6
+        else chance.choice(["reads", "reads", "opaque"]),
         tls=engine in ("postgresql15", "mysql") and chance.random() < 0.4,
         skew=chance.choice([0.0, 0.0, 0.0, 7200.0, -7200.0]),
         processes=in_processes,
@@ -155,7 +165,7 @@ def _step(chance: random.Random, config: Config) -> Step:
     step: Step = {"what": what, "key": key}
     if what in ("block", "session"):
         step["keys"] = sorted(chance.sample(range(3), chance.choice([1, 1, 1, 2])))
-        step["shared"] = chance.random() < 0.25
+        step["shared"] = chance.random() < 0.25 and config.engine not in CLUSTERS
         step["timeout"] = chance.choice([0, 0.05, 5, 5, 5])
         step["body"] = [
             chance.choice(
@@ -165,7 +175,8 @@ def _step(chance: random.Random, config: Config) -> Step:
         ]
         step["end"] = chance.choice(["commit", "commit", "commit", "rollback"])
     if what == "session":
-        step["isolation"] = chance.choice([None, None, *LEVELS]) if config.engine != "sqlite" else None
+        levels = [] if config.engine == "sqlite" else LEVELS[:2] if config.engine in CLUSTERS else LEVELS
+        step["isolation"] = chance.choice([None, None, *levels]) if levels else None
         step["unlock"] = chance.random() < 0.2
         # on SQLite it may be the outermost one, where locks are refused
         step["savepoint"] = chance.random() < 0.2 and config.engine != "sqlite"

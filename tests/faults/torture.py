@@ -25,11 +25,11 @@ from typing import Any
 from rich.console import Console
 
 from tests import servers
-from tests.conftest import PLAIN, SQLITE_DRIVERS, in_memory, install
+from tests.conftest import PLAIN, PLAIN_OF_CLUSTERS, SQLITE_DRIVERS, in_memory, install
 from tests.faults.arena import PROCESSES, Arena, Outcome, shrink
-from tests.faults.space import DRIVERS, SERIES, Episode, draw
+from tests.faults.space import CLUSTERS, DRIVERS, SERIES, Episode, draw
 
-ENGINES = [*DRIVERS]
+ENGINES = [*DRIVERS, *CLUSTERS]
 #: what the clients' processes are forked with
 PRELOADED = ["tests.faults.arena", "rich.console", "psycopg", "psycopg2", "asyncpg", "pymysql"]
 ROOT = Path(__file__).parents[2]
@@ -49,10 +49,12 @@ def arena_of(engine: str, folder: str) -> Arena:
     def url(driver: str, server: Any) -> str:
         return str(server.url(driver, "torture"))
 
-    server: Any = servers.start(engine)
+    nodes: Any = servers.cluster(engine) if engine in CLUSTERS else ()
+    server: Any = nodes[0] if nodes else servers.start(engine)
+    plain = (PLAIN | PLAIN_OF_CLUSTERS)[engine]
     server.create_database("torture")
-    install(url(PLAIN[engine], server))
-    return Arena(engine, url, PLAIN[engine], server)
+    install(url(plain, server))
+    return Arena(engine, url, plain, server, nodes)
 
 
 class Report:
@@ -117,8 +119,9 @@ def run_share(engine: str, seconds: float, seed: int, share: int, shares: int, s
             if seed % SERIES == 0:
                 seed += (shares - 1) * SERIES
         arena.close()
-        if arena.server is not None:
-            arena.server.close()
+        for server in arena.nodes or [arena.server]:
+            if server is not None:
+                server.close()
 
 
 def torture(
@@ -175,7 +178,9 @@ def main() -> int:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="make torture", description=__doc__)
     parser.add_argument("--minutes", type=float, default=10, help="for each engine")
-    parser.add_argument("--engine", action="append", choices=ENGINES, help="these only; all by default")
+    parser.add_argument(
+        "--engine", action="append", choices=ENGINES, help="these only; all but the clusters by default"
+    )
     parser.add_argument("--seed", type=int, help="run this one only, or with --minutes from it on")
     parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1), help="processes that share a run")
     parser.add_argument("--share", help=argparse.SUPPRESS)
@@ -201,14 +206,14 @@ def main() -> int:
             print(json.dumps({"unavailable": str(why)}), flush=True)
         return 0
     console.print(f"first seed: {first}", highlight=False)
-    for engine in options.engine or ENGINES:
+    for engine in options.engine or DRIVERS:
         try:
             report = torture(
                 engine,
                 options.minutes * 60,
                 first,
                 console,
-                shares=options.jobs,
+                shares=1 if engine in CLUSTERS else options.jobs,
                 steps=options.steps,
                 give_up=options.give_up,
             )
@@ -249,8 +254,9 @@ def replay(path: Path, console: Console) -> int:
                 for each in found.violations:
                     console.print(str(each), markup=False, style="red")
             arena.close()
-            if arena.server is not None:
-                arena.server.close()
+            for server in arena.nodes or [arena.server]:
+                if server is not None:
+                    server.close()
     return int(guilty > 0)
 
 

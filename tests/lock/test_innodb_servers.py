@@ -21,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects import backend_for, mysql
 from tests.conftest import PLAIN, install
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import INNODB, connected, installed, seen, unused
@@ -32,20 +32,20 @@ PAGE = Table(
 ACQUIRE: list[Any] = [sl.lock.exclusive, sl.lock.shared, sl.lock.try_exclusive, sl.lock.try_shared]
 
 
-def answers(engine: Engine, variable: str) -> None:
+def answers(engine: Engine, asked: str, answer: str = "1") -> None:
     """Have the server say that a setting is on."""
 
     @event.listens_for(engine, "before_cursor_execute", retval=True)
     def replaced(
         connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool
     ) -> tuple[str, Any]:
-        return statement.replace(variable, "1"), parameters
+        return statement.replace(asked, answer), parameters
 
 
 @pytest.mark.parametrize("name", INNODB)
 def test_innodb_rollback_on_timeout_is_refused(engine_to: MakeEngine, name: str) -> None:
     engine = engine_to(name)
-    answers(engine, "@@innodb_rollback_on_timeout")
+    answers(engine, mysql._ASKED, "SELECT 'innodb_rollback_on_timeout', 'ON'")
     locks = sl.Locks(engine)
     for _ in range(2):
         with engine.connect() as connection, pytest.raises(sl.Unsupported, match=r"rollback_on_timeout=ON.*OFF"):
@@ -227,3 +227,13 @@ def test_mysql_url_to_mariadb_from_the_first_connection(servers: Any, name: str,
             assert not any("get_lock" in line and "session" not in line for line in statements) or name == "mysql"
     with connected(url, isolation_level=level) as engine, sl.Locks(engine).exclusive(unused(), timeout=5) as held:
         assert held.session.scalar(text("SELECT 1")) == 1
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_one_server_pays_nothing_for_clusters(engine_to: MakeEngine, name: str) -> None:
+    engine = engine_to(name)
+    locks, key = sl.Locks(engine), unused()
+    for _ in range(2):
+        with seen(engine) as statements, locks.exclusive(key) as held:
+            held.session.execute(text("SELECT 1"))
+    assert len(statements) == 5, statements

@@ -12,8 +12,8 @@ It ends with the process that started it, however that ends.
 from collections.abc import Callable, Sequence
 
 from tests.servers.base import Server, StartFailed, Unavailable, stop_all
-from tests.servers.galera import galera
-from tests.servers.group_replication import group_replication
+from tests.servers.galera import GaleraNode, galera
+from tests.servers.group_replication import GroupMember, group_replication
 from tests.servers.mariadb import MariaDB
 from tests.servers.mysql import MySQL
 from tests.servers.pgbouncer import PgBouncer
@@ -27,6 +27,7 @@ __all__ = [
     "NAMES",
     "MariaDB",
     "MySQL",
+    "Node",
     "PgBouncer",
     "PostgreSQL",
     "Redis",
@@ -70,7 +71,10 @@ def start(name: str) -> Server:
     return make(name).start()
 
 
-def cluster(name: str) -> Sequence[SQLServer]:
+Node = GaleraNode | GroupMember
+
+
+def cluster(name: str) -> Sequence[Node]:
     """Start three nodes of a cluster; raise `Unavailable` if something that they need is missing."""
     if name == "galera":
         return galera()

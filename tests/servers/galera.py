@@ -5,6 +5,7 @@ joins the data of another one, `rsync` the program that this script runs.
 """
 
 import socket
+import time
 from pathlib import Path
 
 from typing_extensions import Self
@@ -94,6 +95,24 @@ class GaleraNode(MariaDB):
         state = self.execute("SHOW STATUS WHERE Variable_name = 'wsrep_ready' AND Value = 'ON'")
         if state is None:
             raise RuntimeError("it has not joined the cluster yet")
+
+    def heal(self) -> None:
+        """Bring the node back, and wait until it is ready."""
+        self.resume()
+        if not self.running:
+            self.start()
+        deadline = time.monotonic() + self.start_seconds
+        while True:
+            try:
+                return self._ping()
+            except Exception:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+
+    def catch_up(self) -> None:
+        """Wait until this node has applied all that any of them has committed."""
+        self.execute("SET SESSION wsrep_sync_wait = 15", "SELECT 1")
 
     def _discard(self) -> None:
         for port in self._ports:

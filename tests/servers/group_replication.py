@@ -102,6 +102,22 @@ class GroupMember(MySQL):
                 raise StartFailed(f"{self.name} is {state} in its group")
             time.sleep(0.05)
 
+    def heal(self) -> None:
+        """Bring the member back: one that the others have given up, or that has given up, is started again."""
+        self.resume()
+        if not self.running:
+            self.start()
+        deadline = time.monotonic() + 5
+        while time.monotonic() < deadline:
+            if self.execute(MEMBER) == "ONLINE":
+                return
+            time.sleep(0.2)
+        self.restart()
+
+    def catch_up(self) -> None:
+        """Wait until this member has applied all that any of them has committed."""
+        self.execute("SET SESSION group_replication_consistency = 'BEFORE'", "SELECT 1")
+
     def _discard(self) -> None:
         if self._group_port is not None:
             self._group_port.close()
