@@ -66,6 +66,8 @@ class PoolTimeout(LockTimeout):
 class LockLost(LockError):
     """The lock is no longer held: its connection died, its lease ran out, or its transaction was ended early.
 
+    In a cluster, another node was the first to commit. What was done in the transaction isn't committed.
+
     >>> try:
     ...     with locks.lease("report", ttl=60) as grant:
     ...         grant.check()
@@ -76,6 +78,8 @@ class LockLost(LockError):
 
 class OutcomeUnknown(LockLost):
     """The connection died after a statement was sent and before its reply arrived: it was executed, or it was not.
+
+    Or a node of a cluster has lost its majority during COMMIT: the other nodes may have what was done, or not.
 
     Check before you repeat it. ``except LockLost`` catches this error, too: where it matters whether something was
     written, catch this one first.

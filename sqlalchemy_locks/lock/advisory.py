@@ -171,6 +171,11 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     On SQLite every key is the database's one write lock. On MySQL and MariaDB a second connection, which the engine
     keeps beside its pool, commits the row of a brand-new key.
 
+    In a cluster in which several nodes accept writes (Galera, Group Replication with several primaries), each node
+    grants it, and of several holders the first one to commit does so: the next statement of the others, or their
+    COMMIT, raises ``LockLost``, and nothing of them is committed. It guards what the transaction writes, and not what
+    is done outside the database, for which a lease is.
+
     >>> with Session(engine) as session, session.begin():
     ...     session.execute(sl.lock.exclusive("invoice:42"))
     """
@@ -181,9 +186,10 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
 def shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     """Wait for a key and hold it together with other sharers, against exclusive holders, until the transaction ends.
 
-    Parameters and errors as :func:`exclusive`. Where PostgreSQL has the table bodies, the transaction that shares a new
-    key holds it exclusively until it commits: :func:`create` inserts keys in advance. On SQLite sharers exclude one
-    another, like every lock there.
+    Parameters and errors as :func:`exclusive`; in a cluster as described there it is ``Unsupported``, unless the engine
+    has the execution option ``locks_one_node=True``. Where PostgreSQL has the table bodies, the transaction that shares
+    a new key holds it exclusively until it commits: :func:`create` inserts keys in advance. On SQLite sharers exclude
+    one another, like every lock there.
 
     >>> session.execute(sl.lock.shared("prices"))
     """

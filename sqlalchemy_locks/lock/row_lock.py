@@ -121,6 +121,8 @@ def _row(entity: Any, ident: Any) -> Operation[Any]:
     :return: the entity or the row.
     :raises TypeError: for a number as the key of a text column, and for a text as that of a number.
     :raises UnknownRow: there is no such row, so nothing was locked.
+    :raises Unsupported: in a cluster in which several nodes accept writes, without ``locks_one_node=True``: change the
+        row instead, by an UPDATE, or use a lease.
     :raises LockTimeout: the database's own limit, or the option ``locks_wait`` (seconds), ended the wait.
     :raises NotWritable: on a standby or replica, and in a read-only transaction. (A transaction begun READ ONLY on
         a MySQL or MariaDB primary does lock rows against all others, and is accepted.)
