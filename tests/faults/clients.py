@@ -25,7 +25,7 @@ from sqlalchemy_locks.dialects import backend_for
 from tests.conformance.faces import Blocking, Loop
 from tests.faults.history import Answer, Holding, Recorder
 from tests.faults.proxy import encryption
-from tests.faults.space import Config, Episode, Step
+from tests.faults.space import CLUSTERS, Config, Episode, Step
 from tests.faults.tables import Document, Task
 
 #: errors of a driver and of SQLAlchemy, which a session of one's own raises as they are
@@ -118,7 +118,7 @@ class Face:
 
 def _set_level(config: Config, connection: Any, record: Any) -> None:
     cursor = connection.cursor()
-    innodb = config.engine in ("mysql", "mariadb")
+    innodb = config.engine in ("mysql", "mariadb", *CLUSTERS)
     scope = "SESSION" if innodb else "SESSION CHARACTERISTICS AS"
     cursor.execute(f"SET {scope} TRANSACTION ISOLATION LEVEL {config.isolation}")
     cursor.close()
