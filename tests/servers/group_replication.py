@@ -35,6 +35,8 @@ class GroupMember(MySQL):
             peer.nodes.append(self)
         self._multi_primary = multi_primary
         self._group_port: socket.socket | None = None
+        #: it has been a member, whose clients would otherwise write to it alone before it has joined again
+        self._joined = False
 
     def start(self) -> Self:
         """Start the server; the first one begins a group if no other one runs, and any other one joins it."""
@@ -58,8 +60,10 @@ class GroupMember(MySQL):
     def _command(self) -> list[str | Path]:
         several = "ON" if self._multi_primary else "OFF"
         single = "OFF" if self._multi_primary else "ON"
+        left_out = ("--skip-log-bin", *([f"--init-file={self.directory}/account.sql"] if self._joined else []))
         return [
-            *(word for word in super()._command() if word != "--skip-log-bin"),
+            *(word for word in super()._command() if word not in left_out),
+            *(["--super-read-only=ON"] if self._joined else []),
             f"--server-id={self.port}",
             "--log-bin",
             "--gtid-mode=ON",
@@ -101,6 +105,7 @@ class GroupMember(MySQL):
             if time.monotonic() > deadline:
                 raise StartFailed(f"{self.name} is {state} in its group")
             time.sleep(0.05)
+        self._joined = True
 
     def heal(self) -> None:
         """Bring the member back: one that the others have given up, or that has given up, is started again."""
