@@ -7,10 +7,12 @@ import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from typing import Any
 
 import pytest
 
+import sqlalchemy_locks as sl
 from sqlalchemy_locks.facade.exclusive import ExclusiveBlock
 from tests.conftest import PLAIN, Servers, install
 from tests.faults.arena import Arena, shrink
@@ -82,14 +84,20 @@ def test_planted_bug_is_found_and_shrunk(arena: Callable[[str], Arena], monkeypa
     place = arena("postgresql15")
     assert place.run(episode).violations == []
     both = threading.Barrier(2)
-    real: Any = ExclusiveBlock._acquire_key
+    blocks = import_module("sqlalchemy_locks.facade.exclusive")
+    real = blocks.acquire
+
+    def acquire_nothing(key: int, **_: bool) -> Any:
+        both.wait(PATIENCE)
+        return sl.lock.unlock(key)
+
     monkeypatch.setattr(ExclusiveBlock, "_queue_and_acquire", lambda self, *_: self._attempt(None, None))
-    monkeypatch.setattr(ExclusiveBlock, "_acquire_key", lambda self, short, key, deadline: both.wait(PATIENCE))
+    monkeypatch.setattr(blocks, "acquire", acquire_nothing)
     # a busy machine may let one block end before the other goes on
     outcomes = (place.run(episode) for _ in range(100))
     outcome = next(each for each in outcomes if any(found.checker == "exclusion" for found in each.violations))
     smallest = shrink(place, outcome, seconds=PATIENCE, candidates=1, attempts=100)
     assert smallest.steps < episode.steps
-    monkeypatch.setattr(ExclusiveBlock, "_acquire_key", real)
+    monkeypatch.setattr(blocks, "acquire", real)
     assert json.loads(dataclasses.replace(smallest).to_json())["seed"] == 1
     assert place.run(smallest).violations == []
