@@ -533,12 +533,10 @@ class Execution:
         self.read_committed = bool(every.get("locks_read_committed"))
         #: an earlier attempt at this very call may have come into effect, its reply lost
         self.is_retry = bool(every.get("locks_again"))
-        #: the driver is in autocommit for this one statement: there is no transaction
-        self.in_autocommit = False
         #: a statement has been sent
         self.sent = False
         #: the first statement of a transaction may have to wait for its turn to write
-        self.first_writes: bool = operation._impl.writes and self.backend.single_writer
+        self.takes_write_lock: bool = operation._impl.writes and self.backend.single_writer
         if wait is None and (option := every.get("locks_wait")) is not None:
             wait = seconds(option, "locks_wait")
         #: the longest wait for a lock, in seconds; ``None``: as long as the server allows
@@ -556,7 +554,7 @@ class Execution:
                 f"{impl.name}: {self.backend.name} has rolled this transaction back for an earlier error, and released "
                 "every lock that it held: roll it back here, too, and run it again"
             )
-        if self.first_writes:
+        if self.takes_write_lock:
             with translated(self.backend):
                 self.backend.prepare(connection, self.wait)
         impl.check_connection(self)
@@ -604,7 +602,7 @@ class Execution:
         parameters = self.values if values is None else values
         self.sent = True
         try:
-            if self.first_writes:
+            if self.takes_write_lock:
                 send = partial(connection.execute, statement, parameters, execution_options=options)
                 return self.backend.take_write_lock(connection, send)
             return connection.execute(statement, parameters, execution_options=options)

@@ -464,7 +464,6 @@ class Attempts:
             commits = connection.dialect.is_async and backend.autocommit(connection)
             plain = one_statement and not commits and (backend.stale_reads or backend.single_writer)
             if in_autocommit:
-                execution.in_autocommit = True
                 value = backend.autocommitted(connection, partial(execution.perform, unpack=True))
             elif plain:
                 value = _run_in_plain_transaction(execution, deadline)

@@ -380,9 +380,7 @@ class ServerQueue:
             if backend.shortest_queue_wait is None or behind_pooler(connection):
                 return False
             self._joined = True
-            return backend.join_queue(
-                connection, self._key, _LONGEST_JOIN if timeout is None else min(_LONGEST_JOIN, timeout)
-            )
+            return backend.join_queue(connection, self._key, min(_LONGEST_JOIN, timeout))
 
     def run(self, operation: Operation[Any]) -> Any:
         """Execute an operation in the transaction, and return its value."""

@@ -518,7 +518,7 @@ class Queue(EntityPattern[E]):
         return RowsOperation(self._jobs_of_host, {"locks_queue": queue, HOST: host})
 
     def _claimed(self, jobs: Sequence[Any]) -> Operation[Any]:
-        """Read which of these pairs run, or ended, under their claims: ``(internal_id, claim, running)``."""
+        """Read which of these pairs run, or ended, under their claims: ``(internal_id, claim, state)``."""
         return RowsOperation(self._claimed_jobs, self._jobs.owned_pairs(jobs))
 
     def _requeue_silent(self, since: datetime, *, queue: str, limit: int) -> Operation[Any]:
