@@ -145,15 +145,13 @@ def return_to_pool(connection: Connection, error: BaseException | None = None) -
     pooled = None if connection.closed or connection.invalidated else connection.connection
     try:
         connection.close()
-    except BaseException as raised:
+    except (DBAPIError, connection.dialect.loaded_dbapi.Error) as raised:
         if pooled is not None and pooled.is_valid:
             # an error while the level is reset would keep the connection's place from the pool for good
             pooled.detach()
             pooled.invalidate(raised)
         if not connection.closed:
             connection.close()
-        if not isinstance(raised, (DBAPIError, connection.dialect.loaded_dbapi.Error)):
-            raise
 
 
 @contextmanager

@@ -182,7 +182,8 @@ def test_new_keys_with_a_pool_of_one_connection(engine_to: MakeEngine, name: str
 def test_idle_side_connection_that_the_server_has_closed(
     engine_to: MakeEngine, watch: Callable[[str], Watch], name: str
 ) -> None:
-    engine, made = engine_to(name), list[int]()
+    # its side connections are none of another test's
+    engine, made = engine_to(name, hide_parameters=True, logging_name=unused("engine")), list[int]()
     event.listen(engine, "connect", lambda raw, _: made.append(raw.thread_id()))
     with engine.connect() as connection:
         connection.execute(sl.lock.exclusive(unused()))
