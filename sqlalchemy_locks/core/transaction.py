@@ -13,7 +13,7 @@ import random
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -89,6 +89,7 @@ _READ_ONLY = (
     "the server has become read-only, as a primary does before a replica takes its place, where others may acquire the "
     "lock: nothing that was done in its block is committed"
 )
+_CONFLICTS = "others were the first to commit, until its time was up"
 _FORKED = "the lock is held by the process that forked this one: nothing that was done in it is committed here"
 #: a fork's copies of its parent's transactions, kept so that they are not closed: there they continue
 _inherited: list[Any] = []
@@ -148,8 +149,11 @@ def return_to_pool(connection: Connection, error: BaseException | None = None) -
     except (DBAPIError, connection.dialect.loaded_dbapi.Error) as raised:
         if pooled is not None and pooled.is_valid:
             # an error while the level is reset would keep the connection's place from the pool for good
+            driver_connection: Any = pooled.dbapi_connection
             pooled.detach()
             pooled.invalidate(raised)
+            with suppress(Exception):
+                connection.dialect.do_terminate(driver_connection)
         if not connection.closed:
             connection.close()
 
@@ -298,6 +302,9 @@ class ShortTransaction:
                 self.connection.exec_driver_sql("SELECT 1")
             if why is None and not self.backend.writable(self.connection):
                 why = self._loss = _READ_ONLY
+        except MustRollback as error:
+            self._loss = FAILED
+            raise LockLost(FAILED) from error
         except DBAPIError as error:
             # refused because of an error behind a savepoint: the transaction is there, and holds the lock
             if not nested or error.connection_invalidated:
@@ -460,7 +467,9 @@ class Attempts:
             # Elsewhere at the app's level, where a statement that writes reads the latest rows at each. A cancelled
             # task's statement may be executed late, and is then rolled back, unless it commits by itself.
             commits = connection.dialect.is_async and backend.autocommit(connection)
-            plain = one_statement and not commits and (backend.stale_reads or backend.single_writer)
+            # A worker's reads must not lock jobs, as those of SERIALIZABLE do.
+            at_own_level = self._in_sessions and backend.stale_reads
+            plain = one_statement and not commits and (at_own_level or backend.single_writer)
             if in_autocommit:
                 value = backend.autocommitted(connection, partial(execution.perform, unpack=True))
             elif plain:
@@ -601,15 +610,15 @@ class OperationRunner:
                 raise
             except (NotCommitted, MustRollback) as error:
                 if deadline is not None:
-                    raise LockTimeout(
-                        f"{operation.name}: others were the first to commit, until its time was up"
-                    ) from error
+                    raise LockTimeout(f"{operation.name}: {_CONFLICTS}") from error
                 if isinstance(error, NotCommitted):
                     raise LockLost(str(error)) from error
                 raise
             except (LockTimeout, DBAPIError, DriverTimeout) as error:
                 waited = time.monotonic() - began
                 if isinstance(error, DBAPIError) and not died_waiting(error, waited):
+                    if deadline is not None and not error.connection_invalidated and self._backend.transient(error):
+                        raise LockTimeout(f"{operation.name}: {_CONFLICTS}") from error
                     raise
                 # nothing is done, and a limit of the server's or the driver's may have ended the wait before its time
                 if not _left(deadline):

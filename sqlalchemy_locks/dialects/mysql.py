@@ -169,6 +169,8 @@ class MySQL(Backend):
         # a client's codes are of its connection, and a proxy's (ProxySQL, from 9000 on) of that to the server
         if not isinstance(code, int) or code in _UNAVAILABLE or 2000 <= code < 3000 or code >= 9000:
             return "unavailable"
+        if code == 1305 and "SAVEPOINT" not in str(error.orig):
+            return None  # a function or a procedure of the app's
         return _MEANINGS.get(code)
 
     def ask_server(self, connection: Connection) -> Server:

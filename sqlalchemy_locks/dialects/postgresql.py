@@ -40,7 +40,9 @@ _SERVER = text(
     "current_setting('yb_silence_advisory_locks_not_supported_error', true), 'off') = 'off' AS advisory_locks, "
     "coalesce(current_setting('yb_enable_listen_notify', true), 'off') = 'on' AS notifies, "
     "(SELECT min(extname) FROM pg_extension WHERE extname IN ('bdr', 'citus', 'pgactive', 'spock')) AS extension, "
-    "to_regclass('sys.jobs') IS NOT NULL AND to_regclass('sys.iam_pg_role_mappings') IS NOT NULL AS dsql"
+    # not to_regclass(), which needs the USAGE of a schema
+    "(SELECT count(*) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace "
+    "WHERE n.nspname = 'sys' AND c.relname IN ('jobs', 'iam_pg_role_mappings')) = 2 AS dsql"
 )
 _CITUS_WORKERS = text("SELECT EXISTS (SELECT FROM pg_dist_node WHERE hasmetadata AND groupid <> 0)")
 _ONE_NODE = "connect everything that uses locks to one node, and set the engine's execution option locks_one_node=True"
@@ -385,9 +387,10 @@ class PostgreSQL(Backend):
         was = _at_once(connection, _WAIT, {**setting, "wait": str(wait)}).scalar()
         try:
             yield
-        except BaseException:
-            # a setting of the transaction ends with the failed transaction
-            if not local and not connection.invalidated:
+        except BaseException as error:
+            # a setting of the transaction ends with the failed one; a refusal of this library leaves it open
+            refused = isinstance(error, LockError) and error.__cause__ is None
+            if (refused or not local) and not connection.invalidated:
                 _at_once(connection, _RESTORE, {**setting, "was": was})
             raise
         _at_once(connection, _RESTORE, {**setting, "was": was})

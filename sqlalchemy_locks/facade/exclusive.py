@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sqlalchemy_locks._validation import timeout_seconds
-from sqlalchemy_locks.core.operation import Execution, lost_when_ended, prepare_commit, was_ended
+from sqlalchemy_locks.core.operation import Execution, cluster_behind, lost_when_ended, prepare_commit, was_ended
 from sqlalchemy_locks.core.transaction import (
     FAILED,
     IN_BLOCK,
@@ -281,19 +281,22 @@ class ExclusiveBlock:
                     raise self._timed_out(self._holders_now())
             attempt = partial(self._attempt, deadline, ticket)
             while True:
-                # another node's conflict is a wait, too
-                until = math.inf if deadline is None else deadline
+                # in a cluster another node's conflict is a wait, too
+                until = math.inf if deadline is None and cluster_behind(engine) is not None else deadline
                 held = retried(attempt, engine, sleep, until, on_retry=on_retry)
                 if held is not None:
                     return held
                 sleep(_PAUSE)
-        except MustRollback as error:
+        except BaseException as error:
             if ticket is not None:
                 ticket.leave()
-            raise self._timed_out(()) from error
-        except BaseException:
-            if ticket is not None:
-                ticket.leave()
+            conflict = isinstance(error, MustRollback) or (
+                isinstance(error, DBAPIError)
+                and not error.connection_invalidated
+                and self._locks._backend.transient(error)
+            )
+            if conflict and self._timeout is not None:
+                raise self._timed_out(()) from error
             raise
 
     def _attempt(self, deadline: float | None, ticket: Ticket | None) -> Held | None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import false, text, update
+from sqlalchemy import event, false, text, update
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.orm import sessionmaker
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import backend_for
@@ -33,6 +35,29 @@ def test_timed_out_acquire_leaves_no_request(name: str, level: str, engine_to: M
         caller.commit()
     assert held(engine, first) == 0
     assert sl.Locks(engine).acquire({first: 1, second: 1}, external_id=ident, timeout=0).replayed is False
+
+
+@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
+def test_refusal_leaves_the_limits_of_the_transaction(name: str, engine_to: MakeEngine) -> None:
+    with engine_to(name).connect() as caller:
+        for operation in (sl.semaphore.acquire({unused(): 1}), sl.Mutex().acquire(unused())):
+            with pytest.raises((sl.UnknownSemaphore, sl.UnknownTask)):
+                caller.scalar(operation.execution_options(locks_wait=1))
+        limits = "SELECT current_setting('lock_timeout'), current_setting('statement_timeout')"
+        assert caller.execute(text(limits)).one() == ("0", "0")
+
+
+@pytest.mark.parametrize("name", INNODB)
+def test_missing_function_of_the_app_ends_a_block_at_its_entry(name: str, engine_to: MakeEngine) -> None:
+    """Its error has the number of a missing savepoint, which is a deadlock's."""
+    sessions = sessionmaker(engine_to(name))
+
+    @event.listens_for(sessions, "after_begin")
+    def call(session: Any, transaction: Any, connection: Any) -> None:
+        connection.exec_driver_sql("SELECT no_such_function()")
+
+    with pytest.raises(DBAPIError, match="no_such_function"), sl.Locks(sessions).exclusive(unused()):
+        pass
 
 
 @pytest.mark.parametrize("name", INNODB)
