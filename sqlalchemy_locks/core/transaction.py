@@ -7,17 +7,16 @@ operation: in autocommit or in a short transaction, again after an error that ha
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import random
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, Select, Table, select
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
@@ -73,7 +72,7 @@ IN_BLOCK: dict[str, Any] = {
 #: the longest wait for the rows of a semaphore or a request, and for the queue in memory before them, in seconds
 ROW_TIMEOUT = 5.0
 #: the pause after a wait that somebody else's time limit has ended, in seconds
-_PAUSE = 0.01
+PAUSE = 0.01
 #: errors which say that no attempt has done anything, including one without a reply
 _NEVER_DONE = (UnknownTask, UnknownSemaphore, IdempotencyConflict)
 # why a lock is gone, and what has become of the work
@@ -264,7 +263,7 @@ class ShortTransaction:
     def _read_something(self) -> None:
         table = build_context(self.connection.dialect, self.connection.get_execution_options()).tables.locked_keys
         with translated(self.backend, needs_installation=True):
-            self.connection.execute(select(table.c.key).limit(1)).close()
+            self.connection.execute(_select_one_key(table)).close()
 
     def use(self, *, marker: bool = True) -> None:
         """Detect the end of the transaction from here on: other work is about to be done in it.
@@ -376,6 +375,11 @@ class ShortTransaction:
                 raise
         finally:
             return_to_pool(connection, error)
+
+
+@cache
+def _select_one_key(table: Table) -> Select[Any]:
+    return select(table.c.key).limit(1)
 
 
 def release_cursors(error: BaseException) -> None:
@@ -581,8 +585,7 @@ class OperationRunner:
             nonlocal began
             began = time.monotonic()
             try:
-                left = None if deadline is None else _left(deadline)
-                return self.attempts.run(operation, options, left, short=short)
+                return self.attempts.run(operation, options, _left(deadline), short=short)
             except OutcomeUnknown as error:
                 if not impl.writes and error.__cause__ is not None:
                     raise error.__cause__ from None  # it has nothing to do
@@ -617,7 +620,7 @@ class OperationRunner:
             except (LockTimeout, DBAPIError, DriverTimeout) as error:
                 waited = time.monotonic() - began
                 if isinstance(error, DBAPIError) and not died_waiting(error, waited):
-                    if deadline is not None and not error.connection_invalidated and self._backend.transient(error):
+                    if deadline is not None and is_conflict(error, self._backend):
                         raise LockTimeout(f"{operation.name}: {_CONFLICTS}") from error
                     raise
                 # nothing is done, and a limit of the server's or the driver's may have ended the wait before its time
@@ -625,7 +628,7 @@ class OperationRunner:
                     if isinstance(error, LockTimeout):
                         raise
                     raise LockTimeout(f"{operation.name}: {ended_by_limit(waited)}") from error
-            self._sleep(_PAUSE)
+            self._sleep(PAUSE)
 
     def run_on_request(self, operation: Operation[Any], on_lost: Callable[[], object] = lambda: None) -> Any:
         """Run what may wait for a ``guarded`` write of a request, not longer than ``ROW_TIMEOUT``.
@@ -708,6 +711,13 @@ def sleep_for(engine: Engine) -> Sleep:
     return time.sleep
 
 
+def is_conflict(error: BaseException, backend: Backend) -> bool:
+    """Return whether others were the first: what was run is rolled back, and may succeed when it is run again."""
+    if isinstance(error, DBAPIError):
+        return not error.connection_invalidated and backend.transient(error)
+    return isinstance(error, (MustRollback, NotCommitted))
+
+
 def retried(
     attempt: Callable[[], T],
     engine: Engine,
@@ -728,17 +738,14 @@ def retried(
     :param on_retry: called with each error that is followed by a retry, and the number of that retry.
     """
 
-    def conflicts(error: BaseException) -> bool:
-        if isinstance(error, DBAPIError):
-            return not error.connection_invalidated and backend_of(engine.dialect).transient(error)
-        return isinstance(error, (MustRollback, NotCommitted))
-
     backoff: Backoff | None = None
-    for retry in itertools.count(1):
+    retry = 0
+    while True:
+        retry += 1
         try:
             return attempt()
         except Exception as error:
-            conflict = conflicts(error)
+            conflict = is_conflict(error, backend_of(engine.dialect))
             died = isinstance(error, DBAPIError) and error.connection_invalidated
             if not (conflict or died or (isinstance(error, OutcomeUnknown) and repeatable())):
                 raise
@@ -748,4 +755,3 @@ def retried(
         backoff = backoff or Backoff(shortest=0.01, share=1)
         # random, so that two that were each other's deadlock don't meet again
         sleep(random.uniform(0, backoff.pause()))
-    raise AssertionError

@@ -26,14 +26,16 @@ from sqlalchemy_locks.core.operation import Execution, cluster_behind, lost_when
 from sqlalchemy_locks.core.transaction import (
     FAILED,
     IN_BLOCK,
+    PAUSE,
     ShortTransaction,
     checked_out,
     connect,
     connected,
     has_room,
+    is_conflict,
     retried,
 )
-from sqlalchemy_locks.errors import LockLost, LockTimeout, MustRollback, PoolTimeout, ReentryError
+from sqlalchemy_locks.errors import LockLost, LockTimeout, PoolTimeout, ReentryError
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.lock.advisory import acquire
@@ -51,8 +53,6 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 Name = str | int
-#: the pause after a wait that somebody else's time limit has ended, in seconds
-_PAUSE = 0.01
 
 
 class Held:
@@ -286,16 +286,11 @@ class ExclusiveBlock:
                 held = retried(attempt, engine, sleep, until, on_retry=on_retry)
                 if held is not None:
                     return held
-                sleep(_PAUSE)
+                sleep(PAUSE)
         except BaseException as error:
             if ticket is not None:
                 ticket.leave()
-            conflict = isinstance(error, MustRollback) or (
-                isinstance(error, DBAPIError)
-                and not error.connection_invalidated
-                and self._locks._backend.transient(error)
-            )
-            if conflict and self._timeout is not None:
+            if self._timeout is not None and is_conflict(error, self._locks._backend):
                 raise self._timed_out(()) from error
             raise
 
