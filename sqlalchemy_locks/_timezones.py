@@ -1,5 +1,7 @@
 """Time zones: a zone's UTC offsets around an instant, as numbers that every engine can calculate with.
 
+``conditional/timeout.py`` and ``redis/timeout.py`` apply them.
+
 Servers differ in the zones they know (MySQL's tables are often empty, SQLite has none), so the offsets come from
 Python's ``zoneinfo``, and the instant that they are applied to from the server. The app's clock only chooses which
 two changes of the offset are the nearest: it may be months wrong before that matters.

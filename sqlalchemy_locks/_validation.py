@@ -160,3 +160,8 @@ def is_coroutine_function(function: Any) -> bool:
     while isinstance(function, partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+def milliseconds(seconds: float) -> int:
+    """Return a longest wait in the unit of ``lock_timeout`` and of the shipped functions, where 0 would be no limit."""
+    return max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))

@@ -51,9 +51,9 @@ class LockTimeout(LockError):
 
 
 class PoolTimeout(LockTimeout):
-    """No connection of the engine's pool was free within the ``timeout`` of the call, or the pool's own.
+    """No connection of the engine's pool was free within the pool's own ``pool_timeout``.
 
-    Whether the lock is free isn't known. SQLAlchemy's ``TimeoutError`` is its cause.
+    ``timeout=`` doesn't shorten that. Whether the lock is free isn't known. SQLAlchemy's ``TimeoutError`` is its cause.
 
     >>> try:
     ...     with locks.exclusive("report", timeout=5):
@@ -95,8 +95,8 @@ class OutcomeUnknown(LockLost):
 class RequestOver(LockLost):
     """The grant of this ``external_id`` has ended, and it is not granted again: use another one.
 
-    Only a block is granted an id again, whose block has raised, or whose time ran out before it was released. For such
-    an id, pass the grant to ``release``, ``renew`` and ``guarded``, never the id.
+    Only a block is granted an id again: after the block before it raised, or its time ran out before its release. For
+    such an id, pass the grant to ``release``, ``renew`` and ``guarded``, never the id.
 
     ``state`` is how it ended: ``RELEASED``, or ``EXPIRED``.
 

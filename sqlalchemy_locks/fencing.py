@@ -19,7 +19,7 @@ from sqlalchemy.sql.elements import BinaryExpression, BindParameter, BooleanClau
 
 from sqlalchemy_locks._validation import valid_int
 from sqlalchemy_locks.core.entities import MappedTable, entity_of
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, columns_set_by
 from sqlalchemy_locks.core.typing import BOOL_ROW, shaped
 from sqlalchemy_locks.errors import StaleToken, Unsupported
 
@@ -81,7 +81,7 @@ class _FencedUpdate(OperationImpl):
             raise TypeError(f"fenced: {self.fence} must be an integer column for a token")
         self.token = token
         self.original = statement
-        self.columns = [self._column(column) for column in dict(statement._values or {})]
+        self.columns = [self._column(column) for column in columns_set_by(statement)]
         #: the condition matches one row at most
         self.single = self._equalities().keys() >= set(self.target.primary_key)
         try:

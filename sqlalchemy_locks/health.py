@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from sqlalchemy_locks.core.operation import GRANT_HINT, engine_state
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.checks import Finding
+from sqlalchemy_locks.dialects.findings import Finding
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.sql.clock import Now, utc
 

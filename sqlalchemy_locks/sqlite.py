@@ -8,7 +8,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.sqlite import BEGINS_IMMEDIATE, driver_autocommit, take_write_lock
+from sqlalchemy_locks.dialects.sqlite import BEGINS_IMMEDIATE, driver_autocommit, poll_for_write_lock
 from sqlalchemy_locks.errors import Unsupported
 
 
@@ -40,7 +40,7 @@ def begin_immediate(engine: Engine | Any) -> None:
         record.info[BEGINS_IMMEDIATE] = True
 
     def begin(connection: Connection) -> None:
-        take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
+        poll_for_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"))
 
     event.listen(sync, "connect", connect)
     event.listen(sync, "begin", begin)

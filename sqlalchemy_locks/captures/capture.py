@@ -137,7 +137,7 @@ class CaptureImpl(OperationImpl):
         """Take the write lock first, which a statement that begins with WITH doesn't take by itself."""
         with execution.waiting():
             if not execution.backend.transaction_begun(execution.connection):
-                execution.take_write_lock(spec.table)
+                execution.begin_as_writer(spec.table)
                 several = self.statement(execution.context) is None or self._has_order(execution, spec)
                 if several:
                     execution.require_transaction()

@@ -1,6 +1,6 @@
 """capture: rows of any mapped class or table, by any condition.
 
-How rows are captured is in ``operation.py``, for this and for every other pattern that captures.
+How rows are captured is in ``capture.py``, for this and for every other pattern that captures.
 """
 
 from __future__ import annotations

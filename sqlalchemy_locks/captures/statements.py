@@ -1,4 +1,4 @@
-"""What is captured (:class:`CaptureSpec`), and the statements that capture it; ``operation.py`` executes them."""
+"""What is captured (:class:`CaptureSpec`), and the statements that capture it; ``capture.py`` executes them."""
 
 from __future__ import annotations
 
@@ -237,7 +237,9 @@ def inlined(column: Column[Any], value: Any) -> Any:
 
 def criteria(options: Iterable[Any]) -> list[Any]:
     """Return those options of a session that restrict rows; the others are about loading."""
-    return [option for option in options if type(option).__name__ == "LoaderCriteriaOption"]
+    from sqlalchemy.orm import LoaderCriteriaOption  # not loaded before it is needed
+
+    return [option for option in options if isinstance(option, LoaderCriteriaOption)]
 
 
 def loading(options: Iterable[Any], spec: CaptureSpec) -> list[Any]:

@@ -335,7 +335,7 @@ class BatchAcquire(OperationImpl):
         columns = self.mapping.columns(execution.context)
         values = {**execution.values, **self.single.call_values(execution)}
         if not execution.backend.transaction_begun(execution.connection):
-            execution.take_write_lock(columns.table)
+            execution.begin_as_writer(columns.table)
         statement = self.statement(execution.context)
         if statement is not None:
             ids = [row[0] for row in execution.execute(statement, values)]

@@ -223,13 +223,13 @@ class _TimeoutAcquire(ConditionalAcquire):
     def _is_free(self, columns: RoleColumns, now: Any) -> list[Any]:
         ts, every = columns["ts"], _EVERY if self.variant.gives_period else columns["timeout"]
         if self.variant.windowed:
-            local_now = self._local_seconds(now)
-            free = self._local_seconds(ts) < local_now - local_now % every
+            local_now = self._civil_seconds(now)
+            free = self._civil_seconds(ts) < local_now - local_now % every
         else:
             free = _as_bigint(ts) + every < now
         return [or_(ts.is_(None), free) if ts.nullable else free]
 
-    def _local_seconds(self, instant: Any) -> Any:
+    def _civil_seconds(self, instant: Any) -> Any:
         """Return seconds since 1970 in local time of the zone."""
         if self.variant.zone is None:
             return instant

@@ -18,7 +18,6 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.core import roles
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.errors import LockTimeout, OutcomeUnknown, UnknownTask
-from sqlalchemy_locks.sql.elements import ReadCommitted
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -110,7 +109,7 @@ class ConditionalUpdate(OperationImpl):
 
     def _is_hidden(self, execution: Execution) -> bool:
         """Return whether the row exists although the transaction's snapshot doesn't show it."""
-        if execution.read_committed or execution.execute(select(ReadCommitted()), {}).scalar():
+        if execution.is_read_committed():
             return False
         probe = self._probe_statement(execution.context)
         values = {roles.NONCE_PARAM: None, **execution.values}

@@ -14,10 +14,12 @@ These hooks of SQLAlchemy are private or semi-private. They are used in this fil
 - ``_execute_on_connection`` / ``_execute_on_scalar``: a ``Connection`` calls them. Under async that call is inside the
   greenlet already, so one synchronous implementation serves both.
 - ``CompileState.plugin_for("orm", visit name)``: a ``Session`` calls it, for autoflush, for ``get_bind`` and for
-  entities. Its ``orm_pre_session_exec`` returns two values on 2.0 and three on 2.1.
+  entities; ``_get_plugin_class_for_plugin`` returns that of a SELECT. Its ``orm_pre_session_exec`` returns two values
+  on 2.0 and three on 2.1.
 - ``_propagate_attrs``, ``_with_options``, ``_compile_options``, ``_execution_options``, ``_compiler``,
   ``Session._autoflush``: what the two above read or call.
 - ``SessionTransaction._prepare_impl``: the part of a commit that comes before the COMMIT.
+- ``Update._values``: which columns an UPDATE of the app's sets.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, T
 from weakref import WeakKeyDictionary, WeakSet
 
 import sqlalchemy
-from sqlalchemy import Engine, Table, delete, event, false, update
+from sqlalchemy import Engine, Table, Update, delete, event, false, select, update
 from sqlalchemy.engine import (
     Connection,
     CursorResult,
@@ -50,10 +52,11 @@ from sqlalchemy.sql.base import CompileState, Generative
 from sqlalchemy.sql.selectable import TypedReturnsRows
 from sqlalchemy.util import immutabledict
 
-from sqlalchemy_locks._validation import seconds
+from sqlalchemy_locks._validation import milliseconds, seconds
 from sqlalchemy_locks.dialects import Backend, Server, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.errors import LockLost, LockTimeout, MustRollback, NotInstalled, Unsupported
+from sqlalchemy_locks.sql.elements import ReadCommitted
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
@@ -489,6 +492,9 @@ def _refuse_parameters(params: Any) -> None:
         raise TypeError("an operation carries its own values: execute it without parameters")
 
 
+_READ_COMMITTED = select(ReadCommitted())
+
+
 class Execution:
     """One execution of one operation: what its implementation may ask and do.
 
@@ -624,12 +630,21 @@ class Execution:
             )
         return self.backend.bounded(self.connection, self.wait)
 
-    def take_write_lock(self, table: Table) -> None:
-        """Take SQLite's write lock, by a DELETE of no row.
+    @property
+    def wait_ms(self) -> int | None:
+        """The longest wait as the argument of a function, in milliseconds."""
+        return None if self.wait is None else milliseconds(self.wait)
 
-        Python's driver begins a transaction before it, which it doesn't do before a statement that begins with WITH.
+    def is_read_committed(self) -> bool:
+        """Whether the transaction is at READ COMMITTED or below; asks the server, unless it was begun so (InnoDB)."""
+        return self.read_committed or bool(self.execute(_READ_COMMITTED, {}).scalar())
+
+    def begin_as_writer(self, table: Table) -> None:
+        """Take SQLite's write lock before other statements.
+
+        Python's driver begins a transaction before a DELETE, which it doesn't do before what begins with WITH.
         """
-        self.execute(delete(table).where(false()), {})
+        self.execute(write_nothing(table), {})
 
     def batches(self, keys: Sequence[T], table: Table | None = None) -> Iterator[Sequence[T]]:
         """Divide keys into as many as one statement may bind.
@@ -651,7 +666,7 @@ class Execution:
         """
         backend, connection = self.backend, self.connection
         if table is not None and not backend.transaction_begun(connection):
-            self.take_write_lock(table)
+            self.begin_as_writer(table)
         if backend.autocommit(connection) or not backend.transaction_begun(connection):
             raise self.refused_autocommit(what)
 
@@ -670,6 +685,16 @@ class Execution:
             f"{what or self.operation.name} on a {self.backend.name} connection in autocommit would end with its own "
             "statement: execute it inside a transaction, or use Locks"
         )
+
+
+def columns_set_by(statement: Update) -> list[Any]:
+    """Return the columns that an UPDATE sets, each as it was given: by key, name or attribute."""
+    return list(statement._values or ())
+
+
+def write_nothing(table: Table) -> Executable:
+    """Return a write that changes nothing: SQLite takes its write lock when the statement starts, rows or no rows."""
+    return delete(table).where(false())
 
 
 def died_waiting(error: DBAPIError, waited: float) -> bool:

@@ -6,7 +6,6 @@ operation: in autocommit or in a short transaction, again after an error that ha
 
 from __future__ import annotations
 
-import asyncio
 import os
 import random
 import time
@@ -21,7 +20,6 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
-from sqlalchemy.util import await_only
 
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.core.backoff import Backoff
@@ -41,7 +39,7 @@ from sqlalchemy_locks.core.operation import (
     was_ended,
 )
 from sqlalchemy_locks.dialects import Backend, backend_for
-from sqlalchemy_locks.dialects.base import DriverTimeout, checkout_errors
+from sqlalchemy_locks.dialects.base import DriverTimeout, Sleep, checkout_errors
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
     LockLost,
@@ -60,7 +58,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-Sleep = Callable[[float], None]
 RETRIES = 3
 #: options of a session that works in a block's transaction, whatever the options of its maker
 IN_BLOCK: dict[str, Any] = {
@@ -338,7 +335,7 @@ class ShortTransaction:
                 if not _has_died(error):
                     roll_back(self.connection)
                 if not unsure:
-                    if isinstance(error, DBAPIError) and self.backend.transient(error):
+                    if isinstance(error, DBAPIError) and self.backend.is_conflict(error):
                         raise LockLost(FAILED) from error
                     with translated(self.backend):
                         raise
@@ -468,8 +465,8 @@ class Attempts:
             bounded = deadline is not None and not (impl.sends_wait and backend.functions_limit_waits)
             one_statement = not (short or heard or in_session or bounded) and impl.is_one_statement(execution)
             in_autocommit = one_statement and backend.allows_autocommit(connection, execution.server, execution.level)
-            # Elsewhere at the app's level, where a statement that writes reads the latest rows at each. A cancelled
-            # task's statement may be executed late, and is then rolled back, unless it commits by itself.
+            # Elsewhere at the app's level: an UPDATE reads the latest rows at every level. But not in autocommit under
+            # asyncio: the statement of a cancelled task may still be executed, and would commit by itself.
             commits = connection.dialect.is_async and backend.autocommit(connection)
             # A worker's reads must not lock jobs, as those of SERIALIZABLE do.
             at_own_level = self._in_sessions and backend.stale_reads
@@ -588,7 +585,7 @@ class OperationRunner:
                 return self.attempts.run(operation, options, _left(deadline), short=short)
             except OutcomeUnknown as error:
                 if not impl.writes and error.__cause__ is not None:
-                    raise error.__cause__ from None  # it has nothing to do
+                    raise error.__cause__ from None  # a read leaves nothing behind: its error says more
                 options["locks_again"] = True
                 on_lost()
                 raise
@@ -704,17 +701,10 @@ class NotCommitted(LockLost):
     """Nothing of an operation is committed: it may be run again."""
 
 
-def sleep_for(engine: Engine) -> Sleep:
-    """Return what sleeps between retries: the thread, or, under an async driver, the task."""
-    if engine.dialect.is_async:
-        return lambda seconds: await_only(asyncio.sleep(seconds))
-    return time.sleep
-
-
 def is_conflict(error: BaseException, backend: Backend) -> bool:
     """Return whether others were the first: what was run is rolled back, and may succeed when it is run again."""
     if isinstance(error, DBAPIError):
-        return not error.connection_invalidated and backend.transient(error)
+        return not error.connection_invalidated and backend.is_conflict(error)
     return isinstance(error, (MustRollback, NotCommitted))
 
 
@@ -730,8 +720,8 @@ def retried(
     """Run ``attempt``, and again after an error that leaves nothing behind.
 
     A deadlock or a serialization failure has rolled everything back, and so has the death of a connection before COMMIT
-    was sent. It is run three times more at most, and until the deadline, if there is one, while others are the first to
-    commit: between two busy nodes of a cluster that may be so many times in a row.
+    was sent. At most three retries; until the deadline a conflict is retried further, since between two busy nodes of a
+    cluster one can lose many times in a row.
 
     :param deadline: by ``time.monotonic()``; may be infinite.
     :param repeatable: returns whether it may also be run again when it is not known whether it was done.

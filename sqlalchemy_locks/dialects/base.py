@@ -10,18 +10,20 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 from sqlalchemy import Column, Engine, Insert, Table
-from sqlalchemy.engine import Connection, RootTransaction
+from sqlalchemy.engine import Connection, Dialect, RootTransaction
 from sqlalchemy.exc import DBAPIError, OperationalError
+from sqlalchemy.util import await_only
 
 from sqlalchemy_locks.errors import LockError, NotWritable
 
 if TYPE_CHECKING:
-    from sqlalchemy_locks.dialects.checks import Finding
+    from sqlalchemy_locks.dialects.findings import Finding
 
 T = TypeVar("T")
 #: the engines that share one script of a migration step
@@ -37,8 +39,12 @@ _PASSING = ("conflict", "newer row", "unavailable")
 TransactionState = Literal["open", "ended", "failed", "closed"]
 #: raised by a driver's own time limit, such as asyncpg's command_timeout; an OSError from Python 3.11 on
 DriverTimeout = asyncio.TimeoutError
+#: sleeps for some seconds
+Sleep = Callable[[float], object]
 #: seconds after which the server disconnects a session at the head of a queue that sends nothing
 IDLE = 10
+#: isolation levels at which a statement reads what was committed before it began
+COMMITTED = ("READ COMMITTED", "READ UNCOMMITTED")
 
 
 @dataclass(frozen=True)
@@ -129,7 +135,7 @@ class Backend:
         """Return what an error of the driver means, where this library asks for it."""
         raise NotImplementedError
 
-    def transient(self, error: DBAPIError) -> bool:
+    def is_conflict(self, error: DBAPIError) -> bool:
         """Return whether the whole transaction may succeed when it is run again."""
         return self.meaning(error) in ("conflict", "newer row")
 
@@ -141,7 +147,7 @@ class Backend:
         """End a session, which may have ended, from another connection."""
         raise NotImplementedError
 
-    def temporary(self, error: DBAPIError) -> bool:
+    def may_pass(self, error: DBAPIError) -> bool:
         """Return whether the same statement may succeed later, by itself: any other refusal is permanent."""
         meaning = self.meaning(error)
         return error.connection_invalidated or self.may_be_committed(error) or meaning in _PASSING
@@ -303,6 +309,13 @@ def not_writable(engine: str) -> NotWritable:
         f"{engine} answered that this connection can't write (a standby, a replica, or a read-only transaction), where "
         "a lock has no effect on the primary: use a read-write transaction on the primary"
     )
+
+
+def sleep_for(dialect: Dialect) -> Sleep:
+    """Return what sleeps for some seconds: the thread, or, under an async driver, the task."""
+    if dialect.is_async:
+        return lambda seconds: await_only(asyncio.sleep(seconds))
+    return time.sleep
 
 
 def set_level(connection: Connection, level: Any) -> None:

@@ -8,7 +8,8 @@ from typing import Any
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.dialects.checks import COMMITTED, Finding
+from sqlalchemy_locks.dialects.base import COMMITTED
+from sqlalchemy_locks.dialects.findings import Finding
 from sqlalchemy_locks.dialects.mysql import MySQL, held_keys
 from sqlalchemy_locks.sql.elements import HeldKeys
 

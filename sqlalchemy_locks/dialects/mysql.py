@@ -13,8 +13,17 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, TransactionState, not_writable, set_level
-from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, idle_finding, version_finding
+from sqlalchemy_locks.dialects.base import (
+    COMMITTED,
+    IDLE,
+    Backend,
+    Meaning,
+    Server,
+    TransactionState,
+    not_writable,
+    set_level,
+)
+from sqlalchemy_locks.dialects.findings import Finding, idle_finding, version_finding
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, NotWritable, Unsupported
 from sqlalchemy_locks.sql import clock, elements
 

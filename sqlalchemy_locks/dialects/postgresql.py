@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
@@ -14,9 +13,20 @@ from sqlalchemy.engine.default import DefaultDialect
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.sql import Executable
 
+from sqlalchemy_locks._validation import milliseconds
 from sqlalchemy_locks.dialects import postgresql_compiler  # noqa: F401  (registers compilers)
-from sqlalchemy_locks.dialects.base import IDLE, Backend, Meaning, Server, T, TransactionState, not_writable, set_level
-from sqlalchemy_locks.dialects.checks import COMMITTED, Finding, idle_finding, several_nodes_finding, version_finding
+from sqlalchemy_locks.dialects.base import (
+    COMMITTED,
+    IDLE,
+    Backend,
+    Meaning,
+    Server,
+    T,
+    TransactionState,
+    not_writable,
+    set_level,
+)
+from sqlalchemy_locks.dialects.findings import Finding, idle_finding, several_nodes_finding, version_finding
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, OutcomeUnknown, StaleSnapshot, Unsupported
 
 _WAIT = text("SELECT current_setting(:setting), set_config(:setting, :wait, :local)")
@@ -105,7 +115,8 @@ class PostgreSQL(Backend):
     shortest_queue_wait: ClassVar[float | None] = 0
     returning = True
     writable_ctes = True
-    #: the setting that limits the waits of the statements after it, and its shortest useful value in seconds
+    #: the setting that limits the waits of the statements after it, and its shortest useful value in seconds; the
+    #: shipped functions set ``lock_timeout`` themselves, from their argument ``wait_ms``
     wait_setting: ClassVar[str] = "lock_timeout"
     shortest_wait: ClassVar[float] = 0
     partial_indexes = True
@@ -394,11 +405,6 @@ class PostgreSQL(Backend):
                 _at_once(connection, _RESTORE, {**setting, "was": was})
             raise
         _at_once(connection, _RESTORE, {**setting, "was": was})
-
-
-def milliseconds(seconds: float) -> int:
-    """Return a longest wait in the unit of ``lock_timeout`` and of the shipped functions, where 0 would be no limit."""
-    return max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))
 
 
 def _at_once(connection: Connection, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:

@@ -7,14 +7,16 @@ from typing import Any
 from sqlalchemy.ext.compiler import compiles
 
 from sqlalchemy_locks.sql import clock, elements
-from sqlalchemy_locks.sql.tables import Payload
+from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, Payload, tables
+
+#: the functions are in the schema of this table, to which ``schema_translate_map`` may have moved it
+_BESIDE = tables(DEFAULT_SCHEMA, "").installed
 
 
 @compiles(elements.LockFunction, "postgresql", "yugabytedb")
 def _function(element: elements.LockFunction, compiler: Any, **kw: Any) -> str:
-    preparer = compiler.preparer
-    schema = preparer.quote_schema(preparer.schema_for_object(element))
-    return f"{schema}.{element.name}{compiler.function_argspec(element, **kw)}"
+    name = compiler.preparer.format_table(_BESIDE, name=element.name)
+    return f"{name}{compiler.function_argspec(element, **kw)}"
 
 
 @compiles(clock.NowAfterWait, "postgresql", "yugabytedb")

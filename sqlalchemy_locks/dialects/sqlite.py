@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import os
@@ -18,8 +17,8 @@ from sqlalchemy.exc import CompileError, DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.util import await_only
 
-from sqlalchemy_locks.dialects.base import Backend, Meaning, Server, TransactionState, not_writable
-from sqlalchemy_locks.dialects.checks import Finding, version_finding
+from sqlalchemy_locks.dialects.base import Backend, Meaning, Server, TransactionState, not_writable, sleep_for
+from sqlalchemy_locks.dialects.findings import Finding, version_finding
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, Unsupported
 from sqlalchemy_locks.sql import clock, elements
 
@@ -80,7 +79,7 @@ class SQLite(Backend):
             try:
                 yield
             except DBAPIError as error:
-                if not self.transient(error):
+                if not self.is_conflict(error):
                     raise
                 raise LockTimeout(
                     "COMMIT waits for readers, and some were still reading at the end of the busy timeout (a process "
@@ -124,7 +123,7 @@ class SQLite(Backend):
             transaction = connection.begin()
         if not in_transaction(connection):
             if writes:
-                take_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
+                poll_for_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)
             else:
                 connection.exec_driver_sql("BEGIN")
         return transaction
@@ -169,7 +168,7 @@ class SQLite(Backend):
     def take_write_lock(self, connection: Connection, take: Callable[[], T]) -> T:
         if in_transaction(connection) and connection.get_transaction() in _writers:
             return take()
-        return take_write_lock(connection, take)
+        return poll_for_write_lock(connection, take)
 
     def findings(self, connection: Connection) -> Iterator[Finding]:
         try:
@@ -233,7 +232,7 @@ def _driver_rows(connection: Connection, sql: str) -> list[Any]:
     return list(raw.execute(sql).fetchall())
 
 
-def take_write_lock(connection: Connection, take: Callable[[], T], wait: float | None = None) -> T:
+def poll_for_write_lock(connection: Connection, take: Callable[[], T], wait: float | None = None) -> T:
     """Take the write lock; poll for it with random pauses.
 
     :param take: takes it, or raises SQLite's error if it isn't free.
@@ -258,20 +257,12 @@ def take_write_lock(connection: Connection, take: Callable[[], T], wait: float |
                     raise _must_rollback() from error
                 if now >= deadline:
                     raise
-            _pause(connection, min(deadline - now, random.uniform(_SHORTEST_PAUSE, _LONGEST_PAUSE)))
+            sleep_for(connection.dialect)(min(deadline - now, random.uniform(_SHORTEST_PAUSE, _LONGEST_PAUSE)))
             left = max(0.0, deadline - time.monotonic())
     transaction = connection.get_transaction()
     if transaction is not None and in_transaction(connection) and not connection.in_nested_transaction():
         _writers.add(transaction)
     return result
-
-
-def _pause(connection: Connection, seconds: float) -> None:
-    """Sleep, synchronously or not."""
-    if connection.dialect.is_async:
-        await_only(asyncio.sleep(seconds))
-    else:
-        time.sleep(seconds)
 
 
 def _busy(error: Exception) -> bool:

@@ -17,7 +17,8 @@ from typing import Any
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.dialects.checks import COMMITTED, Finding
+from sqlalchemy_locks.dialects.base import COMMITTED
+from sqlalchemy_locks.dialects.findings import Finding
 from sqlalchemy_locks.dialects.postgresql import PostgreSQL
 from sqlalchemy_locks.errors import LockError, LockTimeout
 
@@ -34,7 +35,7 @@ class YugabyteDB(PostgreSQL):
     shortest_queue_wait = None
     functions_limit_waits = False
     wait_setting = "statement_timeout"
-    #: a statement that waits for nobody may take longer than less, among regions
+    #: below a second, a statement that waits for nobody could time out between regions
     shortest_wait = 1
 
     def translate(self, error: DBAPIError) -> LockError | None:

@@ -38,8 +38,8 @@ from sqlalchemy_locks.core.transaction import (
 from sqlalchemy_locks.errors import LockLost, LockTimeout, PoolTimeout, ReentryError
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.keys import as_key
-from sqlalchemy_locks.lock.advisory import acquire
 from sqlalchemy_locks.lock.key_holders import holders_now
+from sqlalchemy_locks.lock.key_lock import acquire
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
 from sqlalchemy_locks.runtime.events import is_logged
@@ -248,7 +248,7 @@ class ExclusiveBlock:
         """
         locks, owner = self._locks, reentry.current_owner()
         # elsewhere two schemas of one database may share a key
-        where = locks._tables if locks._backend.key_rows else None
+        where = locks._reentry_scope if locks._backend.key_rows else None
         keys = (0,) if locks._backend.single_writer else self._names  # any two keys may be one lock
         wanted = dict.fromkeys(zip(repeat((locks._engine.dialect, where)), keys), 1)
         for entry in reentry.held_by("key", owner):
@@ -368,7 +368,7 @@ class ExclusiveBlock:
         except BaseException as raised:
             # InnoDB answers a flush in a savepoint that a deadlock has rolled back with 1305
             lost = isinstance(raised, DBAPIError) and (
-                raised.connection_invalidated or short.loss() is not None or short.backend.transient(raised)
+                raised.connection_invalidated or short.loss() is not None or short.backend.is_conflict(raised)
             )
             short.abandon(raised)
             if lost:

@@ -21,8 +21,9 @@ from sqlalchemy_locks._forks import in_forked_child
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, backend_of, installation
-from sqlalchemy_locks.core.transaction import Attempts, OperationRunner, Sleep, sleep_for
+from sqlalchemy_locks.core.transaction import Attempts, OperationRunner
 from sqlalchemy_locks.dialects import backend_for
+from sqlalchemy_locks.dialects.base import Sleep, sleep_for
 from sqlalchemy_locks.errors import UnknownTask
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.cancellation import shielded
@@ -49,7 +50,7 @@ class LockHost(Observed):
         self._engine, self._session_maker = engine, session_maker
         #: as far as it is known without a connection: whether it has one writer, and rows for keys
         self._backend = backend_for(engine.dialect)
-        self._sleep: Sleep = sleep_for(engine)
+        self._sleep: Sleep = sleep_for(engine.dialect)
         self._nonce = secrets.token_hex(4)
         self.owner = self._process_name() if owner is None else valid_name(owner, "an owner")
         if owner is None:
@@ -71,9 +72,9 @@ class LockHost(Observed):
         return installation(self._engine)
 
     @cached_property
-    def _tables(self) -> str:
-        """As ``_installation``, for re-entry; see :func:`~sqlalchemy_locks.runtime.reentry.tables_of`."""
-        return reentry.tables_of(self._engine)
+    def _reentry_scope(self) -> str:
+        """As ``_installation``, for re-entry; see :func:`~sqlalchemy_locks.runtime.reentry.scope_of`."""
+        return reentry.scope_of(self._engine)
 
     def _acquire_period(self, timeout: Timeout, name: str, queue: str | None, nonce: str) -> bool:
         """Acquire the current period of a name, which is created on first use; ``False`` when another caller has."""

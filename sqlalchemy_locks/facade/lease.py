@@ -179,7 +179,7 @@ class LeaseContext:
         grant, began = None, 0.0
         try:
             caller = reentry.current_owner()
-            where = self._locks._engine.dialect, self._locks._tables
+            where = self._locks._engine.dialect, self._locks._reentry_scope
             held: dict[str, int] = {}
             for entry in reentry.held_by("permits", caller):
                 for (there, name), count in entry.held.items():

@@ -161,7 +161,8 @@ class Locks(LockHost):
         :return: a context manager; ``as held`` gives a :class:`Held`. It decorates functions, too: each call then has a
             block of its own.
         :raises LockTimeout: when they could not be acquired in time; its ``holders`` are those of the keys, where the
-            engine lists them, unless ``timeout`` is 0. :raises PoolTimeout: when no pooled connection was free in time.
+            engine lists them, unless ``timeout`` is 0.
+        :raises PoolTimeout: when no connection was free within the pool's own ``pool_timeout``.
         :raises ReentryError: when this thread or task holds one of them already (on SQLite: any lock). On SQLite every
             other call of ``Locks`` that writes raises it inside the block, too: there is one write lock.
         :raises LockLost: at the end of the block, when its transaction failed or the connection died, so that nothing

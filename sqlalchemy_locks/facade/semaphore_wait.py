@@ -203,7 +203,7 @@ class SemaphoreWaiter:
                 if self._left() == 0:
                     raise self._timed_out() from error
             except DBAPIError as error:
-                if not (error.connection_invalidated or self._backend.transient(error)):
+                if not (error.connection_invalidated or self._backend.is_conflict(error)):
                     raise
             except (DriverTimeout, MustRollback):
                 pass
@@ -284,7 +284,7 @@ class SemaphoreWaiter:
         except (LockTimeout, MustRollback):  # several callers with one id can deadlock repeatedly in InnoDB
             return None
         except DBAPIError as error:
-            if error.connection_invalidated or not self._backend.transient(error):
+            if error.connection_invalidated or not self._backend.is_conflict(error):
                 raise
             return None
         if grant.replayed and not grant.acquired:

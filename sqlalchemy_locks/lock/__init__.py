@@ -13,8 +13,8 @@ connection or its process, whichever ends first.
 """
 
 from sqlalchemy_locks.keys import key
-from sqlalchemy_locks.lock.advisory import create, exclusive, shared, try_exclusive, try_shared, unlock, vacuum
 from sqlalchemy_locks.lock.key_holders import holders
+from sqlalchemy_locks.lock.key_lock import create, exclusive, shared, try_exclusive, try_shared, unlock, vacuum
 from sqlalchemy_locks.lock.row_lock import row
 from sqlalchemy_locks.lock.session_lock import session_exclusive, session_unlock
 

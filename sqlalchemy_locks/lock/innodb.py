@@ -28,8 +28,7 @@ from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, lost_when_ended, translated
 from sqlalchemy_locks.core.side_pool import side_connection
-from sqlalchemy_locks.dialects.base import not_writable
-from sqlalchemy_locks.dialects.checks import COMMITTED
+from sqlalchemy_locks.dialects.base import COMMITTED, not_writable
 from sqlalchemy_locks.errors import LockTimeout, MustRollback, PoolTimeout
 from sqlalchemy_locks.sql.clock import SecondsAgo
 from sqlalchemy_locks.sql.elements import LOCK_KEY, ReadCommitted, TakeRow, Writable

@@ -69,7 +69,7 @@ def _forget_parent() -> None:
     _local.token = _ThreadToken()
 
 
-def tables_of(engine: Engine) -> str:
+def scope_of(engine: Engine) -> str:
     """Return what tells the tables of an engine from those of its copies with other options.
 
     Where they can't be told apart for certain, the result is the same: a needless error is better than a deadlock.

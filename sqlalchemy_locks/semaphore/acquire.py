@@ -30,7 +30,7 @@ from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSem
 from sqlalchemy_locks.semaphore import base, held_permits
 from sqlalchemy_locks.semaphore.statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN, Statements
 from sqlalchemy_locks.sql.clock import utc
-from sqlalchemy_locks.sql.elements import LockFunction
+from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
 from sqlalchemy_locks.values import Grant
 
 #: attempts at a request that others insert and clean up
@@ -50,7 +50,7 @@ class AcquirePermits(base.SemaphoreImpl):
             bindparam("external_id", type_=Text()),
             bindparam("owner", type_=Text()),
             bindparam("ttl_seconds", type_=Float()),
-            base.WAIT,
+            WAIT_MS,
             bindparam("nonce", None, Text()),
             bindparam("replaces_expired", type_=Boolean()),
             bindparam("queue_keys", type_=ARRAY(BigInteger())),
@@ -176,7 +176,8 @@ class AcquirePermits(base.SemaphoreImpl):
         else:
             sums, now, began = held_permits.read_usage(execution, sql, rows, request)
             if held_permits.reads_snapshot(execution):
-                # no other caller relies on it: a sum of READ UNCOMMITTED, which may be hidden, is too low
+                # not stored as the bound, on which others rely: at READ UNCOMMITTED, which can't always be detected,
+                # the sum may be too low
                 sums = {semaphore: min(used, bounds[semaphore]) for semaphore, used in sums.items()}
             else:
                 bounds = dict(sums)

@@ -12,10 +12,10 @@ from sqlalchemy_locks._validation import valid_int, valid_name
 from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
 from sqlalchemy_locks.errors import LockTimeout, SemaphoreHeld, UnknownSemaphore
-from sqlalchemy_locks.semaphore.base import WAIT, SemaphoreImpl, lock_semaphore
+from sqlalchemy_locks.semaphore.base import SemaphoreImpl, lock_semaphore
 from sqlalchemy_locks.semaphore.held_permits import mark_changed, read_usage, sum_again
 from sqlalchemy_locks.semaphore.statements import DELETED, HELD, UNKNOWN, Statements
-from sqlalchemy_locks.sql.elements import LockFunction
+from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
 
 _NAME, _BY = bindparam("name", type_=Text()), bindparam("changed_by", type_=Text())
 _CAPACITY = bindparam("capacity", type_=Integer())
@@ -28,7 +28,7 @@ class CreateSemaphore(SemaphoreImpl):
 
     def call(self) -> LockFunction:
         on_demand = bindparam("on_demand", type_=Boolean())
-        return LockFunction("semaphore_create", _NAME, _CAPACITY, _BY, WAIT, on_demand, type_=Boolean())
+        return LockFunction("semaphore_create", _NAME, _CAPACITY, _BY, WAIT_MS, on_demand, type_=Boolean())
 
     def run_statements(self, execution: Execution, sql: Statements) -> bool:
         name, capacity, on_demand = (execution.values[key] for key in ("name", "capacity", "on_demand"))
@@ -83,7 +83,7 @@ class ResizeSemaphore(SemaphoreImpl):
         return False  # run again, it would undo what others did meanwhile
 
     def call(self) -> LockFunction:
-        return LockFunction("semaphore_resize", _NAME, _CAPACITY, _BY, WAIT, true(), type_=Integer())
+        return LockFunction("semaphore_resize", _NAME, _CAPACITY, _BY, WAIT_MS, true(), type_=Integer())
 
     def answer(self, execution: Execution, row: Row[Any]) -> int:
         if row[0] is None:
@@ -114,7 +114,7 @@ class DeleteSemaphore(SemaphoreImpl):
         return False  # run again, it would undo what others did meanwhile
 
     def call(self) -> LockFunction:
-        return LockFunction("semaphore_delete", _NAME, _BY, WAIT, type_=Text())
+        return LockFunction("semaphore_delete", _NAME, _BY, WAIT_MS, type_=Text())
 
     def answer(self, execution: Execution, row: Row[Any]) -> None:
         if row[0] == UNKNOWN:

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import Integer, Row, bindparam, select
+from sqlalchemy import Row, select
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
-from sqlalchemy_locks.dialects.postgresql import milliseconds
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.semaphore.held_permits import read_committed_rows, reads_snapshot
 from sqlalchemy_locks.semaphore.statements import Statements, statements
-from sqlalchemy_locks.sql.elements import LockFunction, ReadCommitted
+from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
 from sqlalchemy_locks.values import Grant
 
 #: what error messages call an id
 EXTERNAL_ID = "the external_id of a request"
-#: of the functions: how long to wait for a lock, in milliseconds
-WAIT = bindparam("wait_ms", None, Integer())
-_read_committed = select(ReadCommitted())
 
 
 class SemaphoreImpl(OperationImpl):
@@ -50,7 +46,7 @@ class SemaphoreImpl(OperationImpl):
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True  # run again, it finds what it did
 
-    def _refuse_autocommit(self, execution: Execution) -> Unsupported:
+    def _refused_autocommit(self, execution: Execution) -> Unsupported:
         return Unsupported(
             f"{self.name} is several statements on {execution.backend.name}, which must be one transaction, and this "
             "connection is in autocommit: execute it inside a transaction, or use Locks"
@@ -59,7 +55,7 @@ class SemaphoreImpl(OperationImpl):
     def check_connection(self, execution: Execution) -> None:
         several = self.writes and self.statement(execution.context) is None
         if several and execution.backend.autocommit(execution.connection):
-            raise self._refuse_autocommit(execution)
+            raise self._refused_autocommit(execution)
 
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
@@ -72,8 +68,7 @@ class SemaphoreImpl(OperationImpl):
 
     def arguments(self, execution: Execution) -> dict[str, Any]:
         """Return the values of the function's arguments, by the names of its bind parameters."""
-        wait = None if execution.wait is None else milliseconds(execution.wait)
-        return {**execution.values, "wait_ms": wait}
+        return {**execution.values, WAIT_MS.key: execution.wait_ms}
 
     def answer(self, execution: Execution, row: Row[Any]) -> Any:
         """Return the operation's value, of the one row that the function returned."""
@@ -87,9 +82,9 @@ class SemaphoreImpl(OperationImpl):
         return statements(execution.context.tables, stale_reads=execution.backend.stale_reads)
 
     def _lock_file(self, execution: Execution) -> None:
-        execution.take_write_lock(execution.context.tables.semaphore)
+        execution.begin_as_writer(execution.context.tables.semaphore)
         if not execution.backend.transaction_begun(execution.connection):
-            raise self._refuse_autocommit(execution)
+            raise self._refused_autocommit(execution)
 
 
 def lock_semaphore(execution: Execution, sql: Statements, name: str) -> Row[Any] | None:
@@ -129,7 +124,7 @@ def _lock_request(
     if reads_snapshot(execution):
         # above READ COMMITTED, MariaDB locks the gap before what it finds by any key but the primary one
         row_id = execution.execute(sql.find_request, values).scalar()
-        if row_id is None and not execution.execute(_read_committed, {}).scalar():
+        if row_id is None and not execution.is_read_committed():
             # where it is absent, a locking read would lock the gap: other ids couldn't be asked for
             committed = read_committed_rows(execution, [sql.find_request], values)
             if committed is not None:

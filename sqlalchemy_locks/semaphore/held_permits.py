@@ -63,9 +63,9 @@ class Usage(NamedTuple):
 def read_usage(execution: Execution, sql: Statements, rows: Iterable[Row[Any]], request: int | None = None) -> Usage:
     """Return how many permits of locked semaphores are held, at most, and the instant: read after the locks.
 
-    A plain read of InnoDB may be as old as its transaction's snapshot. Another's grant that it doesn't show has changed
-    the fence of the locked row, though: then, and where the row shows this transaction's own change instead, the sum is
-    infinite. What was released since the snapshot is counted as held. :func:`sum_again` decides then.
+    A plain read of InnoDB may be as old as its transaction's snapshot. A grant that the snapshot hides shows as another
+    fence in the locked row: the sum is then infinite. So it is where this transaction has changed the row itself, whose
+    fence then proves nothing. What was released since the snapshot is counted as held. :func:`sum_again` decides then.
     """
     rows = list(rows)
     read = execution.execute(sql.sum_held, {"row_ids": [row.id for row in rows], "row_id": request})

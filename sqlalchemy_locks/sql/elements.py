@@ -15,15 +15,11 @@ from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
 from sqlalchemy.types import TypeEngine
 
-from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA
-
 
 class LockFunction(FunctionElement[Any]):
-    """A function in the schema of the tables, which ``schema_translate_map`` moves like a table."""
+    """A function in the schema of the tables."""
 
     name: str
-    schema = DEFAULT_SCHEMA
-    _use_schema_map = True
     # without the name, two functions would share a cache key
     _traverse_internals = [*FunctionElement._traverse_internals, ("name", InternalTraversal.dp_string)]
 
@@ -35,6 +31,8 @@ class LockFunction(FunctionElement[Any]):
 
 #: the parameter of every statement about one key
 LOCK_KEY = bindparam("lock_key", type_=BigInteger())
+#: the argument of the functions that wait: how long, in milliseconds
+WAIT_MS = bindparam("wait_ms", None, Integer())
 
 
 class ReadCommitted(ColumnElement[bool]):

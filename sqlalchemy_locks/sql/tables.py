@@ -1,7 +1,8 @@
-"""The tables, in any schema or under any prefix.
+"""The tables.
 
-Engines with schemas (PostgreSQL, YugabyteDB) keep them in the schema ``lock``; the others put the prefix
-``lock_`` before each name. Alembic's steps never read this module: a test holds the two equal.
+Engines with schemas (PostgreSQL, YugabyteDB) keep them in the schema ``lock``, which the execution option
+``schema_translate_map`` moves; the others put a prefix before each name, by the option ``locks_prefix``. Alembic's
+steps never read this module: a test holds the two equal.
 """
 
 from __future__ import annotations

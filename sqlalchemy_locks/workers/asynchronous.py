@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.util import await_only, greenlet_spawn
+from sqlalchemy.util import greenlet_spawn
 
 from sqlalchemy_locks._validation import is_coroutine_function
 from sqlalchemy_locks.errors import ReentryError
@@ -130,7 +130,7 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
 
     async def _run(self, until_empty: bool) -> None:
         state = self._state = WorkerState(
-            self, self.config, self._stop, _sleep, self._wake_from_thread, until_empty=until_empty, loop=self._loop
+            self, self.config, self._stop, self._wake_from_thread, until_empty=until_empty, loop=self._loop
         )
         state.start()
         closed = False
@@ -338,10 +338,6 @@ async def _wait(event: asyncio.Event, timeout: float) -> None:
         await event.wait()
     finally:
         timer.cancel()
-
-
-def _sleep(delay: float) -> None:
-    await_only(asyncio.sleep(delay))
 
 
 def _is_plain_function(handler: Any) -> bool:

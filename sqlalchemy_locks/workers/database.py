@@ -18,14 +18,13 @@ from sqlalchemy.orm import sessionmaker
 from sqlalchemy_locks.core.operation import Operation, backend_of, behind_pooler, engine_state
 from sqlalchemy_locks.core.transaction import (
     Attempts,
-    Sleep,
     checked_out,
     connect,
     has_room,
     retried,
     return_to_pool,
 )
-from sqlalchemy_locks.dialects.base import DriverTimeout, abort
+from sqlalchemy_locks.dialects.base import DriverTimeout, abort, sleep_for
 from sqlalchemy_locks.errors import (
     LockError,
     LockLost,
@@ -48,8 +47,8 @@ class WorkerDatabase:
     :param checkout: checks a connection out; by default of the engine's pool.
     """
 
-    def __init__(self, config: WorkerConfig, sleep: Sleep, checkout: Callable[[], Connection] | None = None) -> None:
-        self.config, self.sleep = config, sleep
+    def __init__(self, config: WorkerConfig, checkout: Callable[[], Connection] | None = None) -> None:
+        self.config, self.sleep = config, sleep_for(config.engine.dialect)
         self._connect = checkout or partial(connect, config.engine)
         # not in sessions of the app; those have listeners by their class
         self._attempts = Attempts(
@@ -103,11 +102,11 @@ class WorkerDatabase:
             connection, self._kept = self._kept, None
             return_to_pool(connection)
 
-    def is_temporary(self, error: Exception) -> bool:
+    def may_pass(self, error: Exception) -> bool:
         """Whether the database is unavailable for the moment, as opposed to a permanent error."""
         backend = backend_of(self.config.engine.dialect)
         if isinstance(error, DBAPIError):
-            return backend.temporary(error)
+            return backend.may_pass(error)
         if isinstance(error, NotWritable):
             return not backend.single_writer  # a primary may become one again, or its name lead to another
         return isinstance(error, (LockTimeout, LockLost, MustRollback, SQLAlchemyPoolTimeout, DriverTimeout, OSError))

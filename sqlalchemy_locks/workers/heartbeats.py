@@ -21,7 +21,6 @@ from sqlalchemy.util import greenlet_spawn
 
 from sqlalchemy_locks.core.operation import fresh_nonce
 from sqlalchemy_locks.core.side_pool import SidePool
-from sqlalchemy_locks.core.transaction import sleep_for
 from sqlalchemy_locks.queue.liveness import AddWorker, RemoveWorker, SendHeartbeat
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.workers.config import WorkerConfig
@@ -108,7 +107,7 @@ class Heartbeats:
         """Run the thread; with an async driver in an event loop of its own, which the app's can't block."""
         engine = self.config.engine
         side = SidePool(engine)
-        database = WorkerDatabase(self.config, sleep_for(engine), side.connect)
+        database = WorkerDatabase(self.config, side.connect)
         if not engine.dialect.is_async:
             self._repeat(database, lambda call: call())
             side.dispose()
@@ -148,7 +147,7 @@ class Heartbeats:
         try:
             self._send(database)
         except Exception as error:
-            if not database.is_temporary(error):
+            if not database.may_pass(error):
                 return self._fail(error)
             log(logging.WARNING, "A heartbeat could not be sent: %s", error)
             self._failures += 1

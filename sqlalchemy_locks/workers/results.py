@@ -93,7 +93,7 @@ class PendingAcks:
         try:
             self._complete(jobs, waits)
         except Exception as error:
-            if self._database.is_temporary(error):
+            if self._database.may_pass(error):
                 raise
             self._send_each(jobs, lambda job: self._complete([job], waits))
 
@@ -113,7 +113,7 @@ class PendingAcks:
             try:
                 send(job)
             except Exception as error:
-                if self._database.is_temporary(error):
+                if self._database.may_pass(error):
                     raise
                 refused = refused or error
         if refused is not None:

@@ -22,7 +22,6 @@ from functools import partial
 from itertools import takewhile
 from typing import Any
 
-from sqlalchemy_locks.core.transaction import Sleep
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.queue.acknowledge import RUNNING, skip_locked
 from sqlalchemy_locks.queue.fetch import decoders
@@ -64,14 +63,13 @@ class WorkerState:
         worker: ObservedWorker,
         config: WorkerConfig,
         stop: StopRequest,
-        sleep: Sleep,
         wake: Callable[[], object] = lambda: None,
         *,
         until_empty: bool = False,
         loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         self.config, self._stop, self._wake = config, stop, wake
-        self.database = WorkerDatabase(config, sleep)
+        self.database = WorkerDatabase(config)
         self._lock = threading.Lock()
         self.heartbeats = Heartbeats(
             config, on_lost=self.lose_all, on_change=self._changed, on_error=self.fail, loop=loop
@@ -331,7 +329,7 @@ class WorkerState:
             try:
                 step()
             except Exception as error:
-                if not self.database.is_temporary(error):
+                if not self.database.may_pass(error):
                     errors.append(error)
                     continue  # the other steps may succeed
                 log(logging.WARNING, "Database unavailable: %s", error)
@@ -382,7 +380,7 @@ class WorkerState:
             try:
                 rows, number = self.database.perform(fetching)
             except Exception as error:
-                if not completed or self.database.is_temporary(error):
+                if not completed or self.database.may_pass(error):
                     raise
                 self.acks.send_completed()  # one of them is refused
             else:

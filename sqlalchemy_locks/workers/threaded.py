@@ -179,7 +179,7 @@ class Worker(BaseWorker[Handler, Engine]):
         return False
 
     def _run(self, stop: StopRequest, until_empty: bool) -> None:
-        state = WorkerState(self, self.config, stop, time.sleep, self._wake_all, until_empty=until_empty)
+        state = WorkerState(self, self.config, stop, self._wake_all, until_empty=until_empty)
         self._state = state
         jobs: queues.SimpleQueue[RunningJob | None] = queues.SimpleQueue()
         for _ in range(self.config.concurrency):

@@ -178,7 +178,7 @@ def test_errors_that_end_a_transaction(backend: Any, code: int) -> None:
     error = DBAPIError("UPDATE", {}, Exception(code, said.get(code, "the server's message")))
     assert isinstance(backend.translate(error), sl.MustRollback)
     assert backend.ends_transaction(error)
-    assert backend.transient(error)  # Locks run it again
+    assert backend.is_conflict(error)  # Locks run it again
 
 
 @pytest.mark.parametrize("level", ["REPEATABLE READ", "READ COMMITTED"])

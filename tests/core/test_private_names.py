@@ -22,6 +22,7 @@ NAMES = [
     "_autoflush",
     "_prepare_impl",
     "_compiler",
+    "statement._values",
 ]
 
 

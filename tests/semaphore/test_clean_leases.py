@@ -217,7 +217,7 @@ def test_removal_after_snapshot(name: str, create: bool, engine_to: MakeEngine) 
             old.scalar(sl.semaphore.create(sem, 1) if create else create_for_lease(sem))
             old.commit()
         except (DBAPIError, sl.MustRollback) as error:
-            if isinstance(error, DBAPIError) and not backend_for(engine.dialect).transient(error):
+            if isinstance(error, DBAPIError) and not backend_for(engine.dialect).is_conflict(error):
                 raise
             old.rollback()
     assert leased(engine, sem) > token

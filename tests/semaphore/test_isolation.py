@@ -35,7 +35,7 @@ def outcome(connection: Connection, operation: Any) -> str:
         connection.commit()
     except (DBAPIError, sl.MustRollback) as error:
         connection.rollback()
-        if isinstance(error, DBAPIError) and not backend_for(connection.dialect).transient(error):
+        if isinstance(error, DBAPIError) and not backend_for(connection.dialect).is_conflict(error):
             raise
         return "error"
     return "granted" if grant else "denied"
@@ -399,7 +399,7 @@ def test_grant_after_snapshot_is_counted_after_own_change(
                 connection.execute(sl.semaphore.delete(sem))
             assert not connection.scalar(sl.semaphore.acquire({sem: 1}))
         except (DBAPIError, sl.MustRollback) as error:
-            transient = isinstance(error, sl.MustRollback) or backend_for(connection.dialect).transient(error)
+            transient = isinstance(error, sl.MustRollback) or backend_for(connection.dialect).is_conflict(error)
             if level == "READ COMMITTED" or not transient:
                 raise
         else:

@@ -65,7 +65,7 @@ def test_what_passes_is_temporary(name: str) -> None:
         for sign in signs[name]:
             refusal = Refusal(sign, "refused")
             refusal.sqlstate = sign
-            assert backend_named(name).temporary(OperationalError("SELECT 1", {}, refusal)) is temporary, sign
+            assert backend_named(name).may_pass(OperationalError("SELECT 1", {}, refusal)) is temporary, sign
 
 
 @pytest.mark.parametrize("name", ["postgresql15", *INNODB])

@@ -102,7 +102,7 @@ def age_heartbeats(engine: Engine, *workers: Process) -> None:
                 connection.execute(update(worker).where(of_these).values(heartbeat_at=a_day_ago))
             return
         except DBAPIError as error:
-            if not backend_for(engine.dialect).transient(error):
+            if not backend_for(engine.dialect).is_conflict(error):
                 raise
 
 

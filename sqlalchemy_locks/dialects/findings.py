@@ -14,8 +14,6 @@ from sqlalchemy.engine import Connection
 #: the oldest version that is supported
 _OLDEST = {"PostgreSQL": (15,), "YugabyteDB": (), "MySQL": (8, 0, 13), "MariaDB": (10, 6), "SQLite": (3, 35)}
 Level = Literal["ok", "warning", "problem"]
-#: isolation levels at which a statement reads what was committed before it began
-COMMITTED = ("READ COMMITTED", "READ UNCOMMITTED")
 
 
 @dataclass(frozen=True)

@@ -13,16 +13,12 @@ from sqlalchemy import ARRAY, BigInteger, Boolean, Integer, bindparam, false, li
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
+from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, write_nothing
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
-from sqlalchemy_locks.dialects.postgresql import milliseconds
 from sqlalchemy_locks.errors import LockTimeout
 from sqlalchemy_locks.keys import as_key
-from sqlalchemy_locks.lock import innodb, sqlite
-from sqlalchemy_locks.sql.elements import LOCK_KEY, LockFunction
-
-#: of the functions that wait: how long, in milliseconds
-_WAIT = bindparam("wait_ms", None, Integer())
+from sqlalchemy_locks.lock import innodb, write_lock
+from sqlalchemy_locks.sql.elements import LOCK_KEY, WAIT_MS, LockFunction
 
 
 class _Mode(NamedTuple):
@@ -51,11 +47,12 @@ class _AcquireLock(OperationImpl):
     def build(self, context: BuildContext) -> Executable | None:
         mode = self.mode
         if not context.backend.schemas:
-            return sqlite.write_nothing(context) if context.backend.single_writer and not mode.tries else None
+            waits_for_file = context.backend.single_writer and not mode.tries
+            return write_nothing(context.tables.locked_keys) if waits_for_file else None
         allow_stale = true() if mode.allow_stale else false()
         if mode.tries:
             return select(LockFunction(self.function, LOCK_KEY, allow_stale, type_=Boolean()))
-        return select(LockFunction(self.function, LOCK_KEY, allow_stale, _WAIT, type_=NullType()))
+        return select(LockFunction(self.function, LOCK_KEY, allow_stale, WAIT_MS, type_=NullType()))
 
     def check_connection(self, execution: Execution) -> None:
         super().check_connection(execution)
@@ -78,11 +75,11 @@ class _AcquireLock(OperationImpl):
         if backend.key_rows:
             return innodb.acquire(execution, shared=mode.shared, tries=mode.tries)
         if backend.single_writer:
-            return sqlite.try_write_lock(execution) if mode.tries else sqlite.wait_for_write_lock(execution)
+            return write_lock.try_write_lock(execution) if mode.tries else write_lock.wait_for_write_lock(execution)
         statement = self.statement(execution.context)
         assert statement is not None
-        wait = None if execution.wait is None else milliseconds(execution.wait)
-        held: bool | None = execution.execute(statement, {**execution.values, "wait_ms": wait}).scalar()
+        values = {**execution.values, WAIT_MS.key: execution.wait_ms}
+        held: bool | None = execution.execute(statement, values).scalar()
         return held if mode.tries else None
 
 
