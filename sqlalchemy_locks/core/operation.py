@@ -566,7 +566,7 @@ class Execution:
         impl.check_connection(self)
         if self.server.savepoint_hides_end and impl.writes:
             _forbid_savepoints(connection)
-        session = self.backend.session_number(connection) if self.backend.key_rows else None
+        end_session = self.backend.session_ender(connection) if self.backend.key_rows else None
         began = time.monotonic()
         # of a function's own setting YugabyteDB knows nothing while it waits for a row
         limits = bool(self.wait) and impl.sends_wait and not self.backend.functions_limit_waits
@@ -577,19 +577,19 @@ class Execution:
             waited = time.monotonic() - began
             if isinstance(error, DBAPIError) and not died_waiting(error, waited):
                 raise
-            if session is not None:
-                self._end_session(session)
+            if end_session is not None:
+                self._call_beside_pool(end_session)
             if impl.held_by is None:
                 raise  # whether it was done depends on how it was sent
             raise LockTimeout(f"{impl.name}: {ended_by_limit(waited)}") from error
         return self.operation._unpack(outcome) if unpack and isinstance(outcome, Result) else outcome
 
-    def _end_session(self, session: int) -> None:
-        """End a session whose client has gone, as far as that is possible: it would wait on for a row."""
+    def _call_beside_pool(self, end_session: Callable[[Connection], object]) -> None:
+        """Call it with a connection beside the pool, which may have none left."""
         engine = self.connection.engine
-        pool = engine.pool.recreate()  # the app's may have no connection left
+        pool = engine.pool.recreate()
         with contextlib.suppress(Exception), Connection(engine, connection=pool.connect()) as connection:
-            self.backend.end_session(connection, session)
+            end_session(connection)
         pool.dispose()
 
     @property

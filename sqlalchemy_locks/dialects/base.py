@@ -34,7 +34,6 @@ Family = Literal["postgresql", "mysql", "sqlite"]
 #: succeed when it is run again; a row that is newer than the snapshot, for which the transaction was rolled back; the
 #: server lacks something for the moment, such as memory or disk space, or isn't ready.
 Meaning = Literal["missing", "no column", "denied", "duplicate", "conflict", "newer row", "unavailable"]
-_PASSING = ("conflict", "newer row", "unavailable")
 #: ``failed``: it can only be rolled back. ``closed``: the connection is.
 TransactionState = Literal["open", "ended", "failed", "closed"]
 #: raised by a driver's own time limit, such as asyncpg's command_timeout; an OSError from Python 3.11 on
@@ -139,18 +138,12 @@ class Backend:
         """Return whether the whole transaction may succeed when it is run again."""
         return self.meaning(error) in ("conflict", "newer row")
 
-    def session_number(self, connection: Connection) -> int | None:
-        """Return the number of the connection's session, where a session whose client has gone waits on for a row."""
-        return None
+    def session_ender(self, connection: Connection) -> Callable[[Connection], object]:
+        """Return what ends the connection's session from another one.
 
-    def end_session(self, connection: Connection, number: int) -> None:
-        """End a session, which may have ended, from another connection."""
+        Such a session waits on for a row although its client has gone. Only called where ``key_rows``.
+        """
         raise NotImplementedError
-
-    def may_pass(self, error: DBAPIError) -> bool:
-        """Return whether the same statement may succeed later, by itself: any other refusal is permanent."""
-        meaning = self.meaning(error)
-        return error.connection_invalidated or self.may_be_committed(error) or meaning in _PASSING
 
     def may_be_committed(self, error: DBAPIError) -> bool:
         """Return whether what COMMIT was to commit may be committed, although it has failed with this error."""

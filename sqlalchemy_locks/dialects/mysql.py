@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar
 
 from sqlalchemy import TIMESTAMP, Column, Insert, Table, text
@@ -314,14 +314,15 @@ class MySQL(Backend):
         status = getattr(driver, "server_status", None)
         return "open" if status is None or status & _IN_TRANSACTION else "ended"
 
-    def session_number(self, connection: Connection) -> int | None:
-        driver: Any = connection.connection.driver_connection
-        return int(driver.thread_id())
+    def session_ender(self, connection: Connection) -> Callable[[Connection], object]:
+        number = _session_number(connection)
 
-    def end_session(self, connection: Connection, number: int) -> None:
-        # a proxy has numbers of its own, and one of these may be another session's
-        if connection.exec_driver_sql("SELECT CONNECTION_ID()").scalar() == self.session_number(connection):
-            connection.exec_driver_sql(f"KILL {number}")
+        def end(side: Connection) -> None:
+            # a proxy has numbers of its own, and one of these may be another session's
+            if side.exec_driver_sql("SELECT CONNECTION_ID()").scalar() == _session_number(side):
+                side.exec_driver_sql(f"KILL {number}")
+
+        return end
 
     def prepare_side(self, connection: Connection, caller: Connection, row_wait: int) -> str | None:
         database, role = caller.exec_driver_sql("SELECT DATABASE(), CURRENT_ROLE()").one()
@@ -377,6 +378,11 @@ def _cluster(variables: dict[str, str]) -> str | None:
 def _errno(error: DBAPIError) -> Any:
     args = getattr(error.orig, "args", ())
     return args[0] if args else None
+
+
+def _session_number(connection: Connection) -> int:
+    driver: Any = connection.connection.driver_connection
+    return int(driver.thread_id())
 
 
 @compiles(elements.TakeRow, "mysql", "mariadb")

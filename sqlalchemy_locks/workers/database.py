@@ -24,7 +24,7 @@ from sqlalchemy_locks.core.transaction import (
     retried,
     return_to_pool,
 )
-from sqlalchemy_locks.dialects.base import DriverTimeout, abort, sleep_for
+from sqlalchemy_locks.dialects.base import Backend, DriverTimeout, abort, sleep_for
 from sqlalchemy_locks.errors import (
     LockError,
     LockLost,
@@ -106,7 +106,7 @@ class WorkerDatabase:
         """Whether the database is unavailable for the moment, as opposed to a permanent error."""
         backend = backend_of(self.config.engine.dialect)
         if isinstance(error, DBAPIError):
-            return backend.may_pass(error)
+            return may_pass(error, backend)
         if isinstance(error, NotWritable):
             return not backend.single_writer  # a primary may become one again, or its name lead to another
         return isinstance(error, (LockTimeout, LockLost, MustRollback, SQLAlchemyPoolTimeout, DriverTimeout, OSError))
@@ -124,6 +124,12 @@ class WorkerDatabase:
         """Return the states of those jobs, given as pairs, that are still this worker's, or ended under its claim."""
         rows = self.perform(self.config.queue._claimed(pairs)) if pairs else ()
         return {(id_, claim): state for id_, claim, state in rows}
+
+
+def may_pass(error: DBAPIError, backend: Backend) -> bool:
+    """Return whether the same statement may succeed later, by itself: any other refusal is permanent."""
+    passes = backend.meaning(error) in ("conflict", "newer row", "unavailable")
+    return passes or error.connection_invalidated or backend.may_be_committed(error)
 
 
 def supports_listen(engine: Engine) -> bool:

@@ -11,6 +11,7 @@ from sqlalchemy.exc import DBAPIError, OperationalError
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import backend_named
 from sqlalchemy_locks.health import examine
+from sqlalchemy_locks.workers.database import may_pass
 from tests.conftest import PLAIN, Servers, install, not_here
 from tests.fixtures.parties import INNODB, connected
 from tests.fixtures.queues import MakeEngine
@@ -65,7 +66,7 @@ def test_what_passes_is_temporary(name: str) -> None:
         for sign in signs[name]:
             refusal = Refusal(sign, "refused")
             refusal.sqlstate = sign
-            assert backend_named(name).may_pass(OperationalError("SELECT 1", {}, refusal)) is temporary, sign
+            assert may_pass(OperationalError("SELECT 1", {}, refusal), backend_named(name)) is temporary, sign
 
 
 @pytest.mark.parametrize("name", ["postgresql15", *INNODB])
