@@ -22,7 +22,7 @@ from typing import Any
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-BENCHMARKS = ("lock", "mutex", "semaphore", "waiting", "queue", "redis", "network", "growth")
+BENCHMARKS = ("lock", "mutex", "semaphore", "waiting", "queue", "crowds", "redis", "network", "growth")
 #: run when asked for
 OTHERS = ("page",)
 PACKAGES = ("sqlalchemy", "psycopg", "asyncpg", "pymysql", "redis", "sqlalchemy-dlock", "pgqueuer", "procrastinate")

@@ -1,4 +1,4 @@
-"""The cost of a lock, compared with raw psycopg and sqlalchemy-dlock, on PostgreSQL.
+"""The cost of a lock, compared with plain SQLAlchemy Core and sqlalchemy-dlock, on PostgreSQL.
 
     make bench ONLY='lock[:postgresql+psycopg://user:password@host/database]'
 
@@ -20,10 +20,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-import psycopg
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import URL, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Engine, bindparam, create_engine, event, func, make_url, select, text
 from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 from sqlalchemy_dlock import create_sadlock
@@ -40,6 +39,8 @@ KEY = 4711
 ROUNDS = 21
 PAIRS = 300
 WORK = text("SELECT 1")
+#: what an app would write itself
+CORE = select(func.pg_advisory_xact_lock(bindparam("key")))
 IMPORTS = 15
 
 Pair = Callable[[], object]
@@ -57,12 +58,11 @@ class Target:
 
 
 TARGETS = (
-    Target("with locks.exclusive() / raw psycopg", "locks", "raw", 2.2, 1.6),
-    Target("held connection, begin() / raw psycopg", "held", "raw", None, None),
-    Target("with locks.exclusive() / sqlalchemy-dlock", "locks", "dlock", 0.5, 0.35),
-    Target("held connection, begin() / sqlalchemy-dlock", "held", "dlock", None, None),
-    Target("with a statement listener / without", "listener", "locks", 1.15, 1.15),
-    Target("work in held.session / in an own session with the lock", "session", "own session", 1.25, 1.1),
+    Target("with locks.exclusive() / the block in plain Core", "locks", "core", 1.4, 1.1),
+    Target("a statement in held.session / the block in plain Core with it", "session", "core, work", 1.8, 1.4),
+    Target("with locks.exclusive() / sqlalchemy-dlock", "locks", "dlock", 0.7, 0.5),
+    Target("with a statement listener / without", "listener", "locks", None, None),
+    Target("work in held.session / in an own session with the lock", "session", "own session", None, None),
 )
 
 
@@ -78,61 +78,50 @@ def variants(url: URL, synchronous_commit: str) -> Iterator[dict[str, Pair]]:
     watched = engine_at(url, synchronous_commit)
     event.listen(watched, "before_cursor_execute", lambda *_: None)
     locks, listened = sl.Locks(engine), sl.Locks(watched)
-    with (
-        psycopg.connect(
-            host=url.host,
-            port=url.port,
-            user=url.username,
-            password=url.password,
-            dbname=url.database,
-            options=f"-c synchronous_commit={synchronous_commit}",
-        ) as plain,
-        engine.connect() as held,
-    ):
-        cursor = plain.cursor()
 
-        def raw() -> None:
-            cursor.execute("SELECT pg_advisory_xact_lock(%s)", (KEY,))
-            plain.commit()
+    def core() -> None:
+        with engine.begin() as connection:
+            connection.execute(CORE, {"key": KEY})
 
-        def with_locks() -> None:
-            with locks.exclusive(KEY):
-                pass
+    def core_with_work() -> None:
+        with engine.begin() as connection:
+            connection.execute(CORE, {"key": KEY})
+            connection.execute(WORK)
 
-        def on_held() -> None:
-            with held.begin():
-                held.execute(sl.lock.exclusive(KEY))
+    def with_locks() -> None:
+        with locks.exclusive(KEY):
+            pass
 
-        def dlock() -> None:
-            with engine.connect() as connection, create_sadlock(connection, KEY):
-                pass
+    def dlock() -> None:
+        with engine.connect() as connection, create_sadlock(connection, KEY):
+            pass
 
-        def with_listener() -> None:
-            with listened.exclusive(KEY):
-                pass
+    def with_listener() -> None:
+        with listened.exclusive(KEY):
+            pass
 
-        def session() -> None:
-            with locks.exclusive(KEY) as lock:
-                lock.session.execute(WORK)
+    def session() -> None:
+        with locks.exclusive(KEY) as lock:
+            lock.session.execute(WORK)
 
-        def own_session() -> None:
-            with Session(engine) as own, own.begin():
-                own.execute(sl.lock.exclusive(KEY))
-                own.execute(WORK)
+    def own_session() -> None:
+        with Session(engine) as own, own.begin():
+            own.execute(sl.lock.exclusive(KEY))
+            own.execute(WORK)
 
-        pairs: dict[str, Pair] = {
-            "raw": raw,
-            "locks": with_locks,
-            "held": on_held,
-            "dlock": dlock,
-            "listener": with_listener,
-            "session": session,
-            "own session": own_session,
-        }
-        for pair in pairs.values():
-            for _ in range(20):  # psycopg prepares a statement at its sixth execution
-                pair()
-        yield pairs
+    pairs: dict[str, Pair] = {
+        "core": core,
+        "core, work": core_with_work,
+        "locks": with_locks,
+        "dlock": dlock,
+        "listener": with_listener,
+        "session": session,
+        "own session": own_session,
+    }
+    for pair in pairs.values():
+        for _ in range(20):  # psycopg prepares a statement at its sixth execution
+            pair()
+    yield pairs
     engine.dispose()
     watched.dispose()
 

@@ -1,14 +1,14 @@
-"""The cost of a mutex, compared with the raw driver: psycopg 3, asyncpg, and pymysql on MySQL and MariaDB.
+"""The cost of a mutex, compared with the same statements in plain SQLAlchemy Core, on PostgreSQL, MySQL and MariaDB.
 
     make bench ONLY='mutex[:postgresql15|mysql|mariadb]'
 
 Servers are started (see tests/servers), one after the other, and pinned, with this process, to one processor: on
 two, the speed of the same operation varies.
 
-A pair is an acquire and a release. Raw is the pattern's own statement, ``UPDATE ... SET acquired = true WHERE ... AND
-acquired != true``, prepared, in autocommit; ours also stores owner, nonce, fence and timestamp in the row, and "raw,
-our SQL" is the driver's time for that. Every figure is a ratio within one run, the median of alternating rounds;
-only such ratios are comparable.
+A pair is an acquire and a release. Core is what an app would write itself, ``UPDATE ... SET acquired = true WHERE ...
+AND acquired != true``, prebuilt: in ``engine.begin()``, or on an engine in AUTOCOMMIT. Ours also stores owner, nonce,
+fence and timestamp in the row. Every figure is a ratio within one run, the median of alternating rounds; only such
+ratios are comparable.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
-from sqlalchemy import URL, Connection, Engine, create_engine, make_url
+from sqlalchemy import URL, Engine, bindparam, create_engine, make_url, update
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
@@ -32,6 +32,7 @@ from sqlalchemy.pool import NullPool
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic import ops as _registers  # noqa: F401
 from sqlalchemy_locks.alembic.steps import STEPS
+from sqlalchemy_locks.sql.tables import tables
 
 from .lock import Pair, Target
 from .report import durable, judge
@@ -46,20 +47,19 @@ PAIRS = 200
 Repeated = Callable[[int], None]
 Variants = dict[str, Repeated]
 
-HELD = ("mutex pair, held connection / raw", "held", "raw")
+BEGUN = Target("locks.mutex pair / plain Core, begin()", "locks", "core, begin()", 0.9, 0.75)
+AUTOCOMMITTED = Target("locks.mutex pair / plain Core, AUTOCOMMIT", "locks", "core, AUTOCOMMIT", 1.1, 0.9)
 OFF: tuple[Target, ...] = (
-    Target(*HELD, 2.0, 1.25),
-    Target("locks.mutex pair / raw", "locks", "raw", 2.7, 1.8),
-    Target("held connection / raw, our SQL", "held", "raw, our SQL", None, None),
-    Target("locks.mutex / raw, our SQL", "locks", "raw, our SQL", None, None),
+    BEGUN,
+    AUTOCOMMITTED,
+    Target("async façade, asyncpg / sync façade, psycopg", "async", "locks", 1.5, 1.2),
     Target("acquire_token and release / acquire and release", "locks, token", "locks", None, None),
-    Target("own class by a session, begin() / raw", "session", "raw", None, None),
-    Target("once_per / raw acquire and release", "once_per", "raw", None, None),
-    Target("async façade, asyncpg / sync façade, psycopg", "async", "locks", 1.5, 1.1),
+    Target("own class by a session, begin() / plain Core, begin()", "session", "core, begin()", None, None),
+    Target("once_per / locks.mutex pair", "once_per", "locks", None, None),
 )
-ON: tuple[Target, ...] = (Target(*HELD, None, None), Target("locks.mutex pair / raw", "locks", "raw", 1.6, 1.2))
-FLUSHED = (Target(*HELD, 1.8, 1.2), Target("locks.mutex pair / raw", "locks", "raw", 1.8, 1.2))
-UNFLUSHED = tuple(Target(each.what, each.of, each.against, None, None) for each in FLUSHED)
+ON: tuple[Target, ...] = (BEGUN, AUTOCOMMITTED)
+#: MySQL and MariaDB: the targets are for PostgreSQL
+OTHERS = tuple(Target(each.what, each.of, each.against, None, None) for each in ON)
 
 
 class Base(DeclarativeBase):
@@ -94,71 +94,37 @@ def awaited(loop: asyncio.AbstractEventLoop, pair: Callable[[], Coroutine[Any, A
     return lambda times: loop.run_until_complete(run(times))
 
 
-def raw_statements(table: str) -> tuple[str, str]:
-    """Return the two statements of the pattern."""
-    where = "WHERE queue_id = 'default' AND id = %s AND acquired !="
-    return (
-        f"UPDATE {table} SET acquired = true {where} true",
-        f"UPDATE {table} SET acquired = false {where} false",
-    )
-
-
-def our_statements(engine: Engine) -> tuple[tuple[str, dict[str, Any]], ...]:
-    """Return the SQL of our operations, for the raw driver."""
-    mutex = sl.Mutex()
-    compiled = [made.compile(dialect=engine.dialect) for made in (mutex.acquire("ours"), mutex.release("ours"))]
-    return tuple((each.string, {**each.params, "locks_nonce": "0" * 32}) for each in compiled)
-
-
-@contextlib.contextmanager
-def raw(url: URL, options: dict[str, Any]) -> Iterator[tuple[Any, Any]]:
-    """Yield a raw connection in autocommit, and the fastest way to execute a statement on it."""
-    module: Any = create_engine(url).dialect.import_dbapi()
-    names = ("host", "port", "user", "password", "dbname" if url.get_backend_name() == "postgresql" else "database")
-    given = (url.host, url.port, url.username, url.password, url.database)
-    arguments = {name: value for name, value in zip(names, given, strict=True) if value is not None}
-    connection = module.connect(**arguments, **options, autocommit=True)
-    cursor = connection.cursor()
-    try:
-        yield connection, cursor.execute
-    finally:
-        connection.close()
-
-
-def pairs_of(engine: Engine, held: Connection, execute: Any) -> dict[str, Pair]:
-    """Yield an acquire and release in each synchronous way."""
-    mutex, locks = sl.Mutex(), sl.Locks(engine)
-    locks.run(mutex.create("raw", "ours", "held"))
+def pairs_of(engine: Engine) -> dict[str, Pair]:
+    """Return an acquire and release in each synchronous way."""
+    locks = sl.Locks(engine)
     postgresql = engine.dialect.name == "postgresql"
-    taken, freed = raw_statements("lock.task_state" if postgresql else "lock_task_state")
+    locks.run(sl.Mutex().create("core", "locks", "locks, token"))
+    state = (tables("lock", "") if postgresql else tables(None, "lock_")).task_state
+    chosen = update(state).where(state.c.queue_id == "default", state.c.id == bindparam("task"))
+    acquire = chosen.where(state.c.acquired.is_not(True)).values(acquired=True)
+    release = chosen.where(state.c.acquired.is_not(False)).values(acquired=False)
+    autocommit = engine.execution_options(isolation_level="AUTOCOMMIT")
 
-    def raw_pair() -> None:
-        execute(taken, ("raw",))
-        execute(freed, ("raw",))
+    def in_transactions() -> None:
+        for statement in (acquire, release):
+            with engine.begin() as connection:
+                assert connection.execute(statement, {"task": "core"}).rowcount == 1
 
-    def held_pair() -> None:
-        assert held.scalar(mutex.acquire("held"))
-        assert held.scalar(mutex.release("held"))
+    def in_autocommit() -> None:
+        for statement in (acquire, release):
+            with autocommit.connect() as connection:
+                assert connection.execute(statement, {"task": "core"}).rowcount == 1
 
     def locks_pair() -> None:
         assert locks.mutex.acquire("locks")
         assert locks.mutex.release("locks")
 
-    pairs: dict[str, Pair] = {"raw": raw_pair, "held": held_pair, "locks": locks_pair}
-    if not postgresql:
-        return pairs
-    acquire, release = our_statements(engine)
-    nonces = iter(range(10**9))
-
-    def ours_pair() -> None:
-        execute(acquire[0], {**acquire[1], "locks_nonce": f"{next(nonces):032}"})
-        execute(release[0], release[1])
-
     def token_pair() -> None:
         assert locks.mutex.acquire_token("locks, token")
         assert locks.mutex.release("locks, token")
 
-    return {**pairs, "raw, our SQL": ours_pair, "locks, token": token_pair}
+    pairs: dict[str, Pair] = {"core, begin()": in_transactions, "core, AUTOCOMMIT": in_autocommit, "locks": locks_pair}
+    return {**pairs, "locks, token": token_pair} if postgresql else pairs
 
 
 def others_of(engine: Engine) -> dict[str, Pair]:
@@ -184,16 +150,14 @@ def others_of(engine: Engine) -> dict[str, Pair]:
 def variants(url: URL, options: dict[str, Any], asynchronous: bool) -> Iterator[Variants]:
     """Yield the variants, connected and warmed up."""
     engine = create_engine(url, connect_args=options)
-    with raw(url, options) as (_, execute), engine.connect() as plain:
-        held = plain.execution_options(isolation_level="AUTOCOMMIT")
-        ways = {name: repeated(pair) for name, pair in pairs_of(engine, held, execute).items()}
-        with contextlib.ExitStack() as stack:
-            if asynchronous:
-                ways |= {name: repeated(pair) for name, pair in others_of(engine).items()}
-                ways["async"] = stack.enter_context(asynchronously(url))
-            for way in ways.values():
-                way(20)  # psycopg prepares a statement at its sixth execution
-            yield ways
+    ways = {name: repeated(pair) for name, pair in pairs_of(engine).items()}
+    with contextlib.ExitStack() as stack:
+        if asynchronous:
+            ways |= {name: repeated(pair) for name, pair in others_of(engine).items()}
+            ways["async"] = stack.enter_context(asynchronously(url))
+        for way in ways.values():
+            way(20)  # psycopg prepares a statement at its sixth execution
+        yield ways
     engine.dispose()
 
 
@@ -227,7 +191,7 @@ def report_ratios(title: str, url: URL, options: dict[str, Any], targets: tuple[
                 way(PAIRS)
                 rounds[name].append((time.perf_counter() - started) / PAIRS * 1e6)
     for name, times in rounds.items():
-        print(f"  {name:14} {statistics.median(times):7.0f} µs")
+        print(f"  {name:16} {statistics.median(times):7.0f} µs")
     for target in targets:
         ratios = [a / b for a, b in zip(rounds[target.of], rounds[target.against], strict=True)]
         judge(target.what, ratios, target.must, target.aim)
@@ -308,9 +272,9 @@ def main() -> None:
                     options = {"options": f"-c synchronous_commit={commit}"}
                     report_ratios(f"Mutex, synchronous_commit {commit}", url, options, held_to)
             else:
-                for flush, targets in ((2, UNFLUSHED), (1, FLUSHED)):
+                for flush in (2, 1):
                     flushing(url, flush)
-                    report_ratios(f"Mutex, innodb_flush_log_at_trx_commit {flush}", url, {}, targets)
+                    report_ratios(f"Mutex, innodb_flush_log_at_trx_commit {flush}, {name}", url, {}, OTHERS)
 
 
 if __name__ == "__main__":

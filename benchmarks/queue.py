@@ -10,6 +10,7 @@ counted in CPU time, of this process and the server together, which other load d
 from __future__ import annotations
 
 import argparse
+import asyncio
 import contextlib
 import itertools
 import os
@@ -21,7 +22,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psycopg
-from sqlalchemy import URL, Engine, create_engine, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 
@@ -34,7 +37,7 @@ ROUNDS, JOBS = 5, 10_000
 #: the ratio of jobs per second to a peer's, for each batch size: must, aim
 TARGETS = {("pgqueuer", 10): (2, 3), ("pgqueuer", 100): (3, 4.5), ("procrastinate", 10): (12, 22)}
 TARGETS["procrastinate", 100] = (40, 60)
-WORKER = "Worker, 4 threads"
+WORKER, ASYNC_WORKER = "Worker, 4 threads", "AsyncWorker, 4 tasks"
 
 CAPTURE = """
 WITH c AS MATERIALIZED (SELECT internal_id FROM lock.job WHERE queue_id = %s AND started_at IS NULL AND run_at <= now()
@@ -102,6 +105,24 @@ def worked(engine: Engine, concurrency: int, jobs: int = JOBS, *, prefetches: bo
     return run
 
 
+def awaited(engine: AsyncEngine, concurrency: int, jobs: int = JOBS) -> Variant:
+    """The same by an ``AsyncWorker``."""
+
+    def run(batch: int) -> None:
+        left = jobs
+
+        async def handler(_: Any) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                worker.stop()
+
+        worker = sl.AsyncWorker(queue, handler, bind=engine, concurrency=concurrency, batch=batch, prefetch=batch)
+        asyncio.run(worker.run())
+
+    return run
+
+
 class Processor:
     """Return the CPU time of this process and a server in seconds, without background processes."""
 
@@ -140,7 +161,8 @@ class Measured(NamedTuple):
 
 @contextlib.contextmanager
 def variants(url: URL, commit: str) -> Iterator[dict[str, Measured]]:
-    engine = create_engine(url, connect_args={"options": f"-c synchronous_commit={commit}"})
+    options = {"options": f"-c synchronous_commit={commit}"}
+    engine = create_engine(url, connect_args=options)
     plain = url.set(drivername="postgresql").render_as_string(hide_password=False)
 
     def ours(work: Variant) -> Measured:
@@ -155,6 +177,7 @@ def variants(url: URL, commit: str) -> Iterator[dict[str, Measured]]:
             "held connection": ours(held(engine)),
             "Worker, 1 thread": ours(worked(engine, 1)),
             WORKER: ours(worked(engine, 4)),
+            ASYNC_WORKER: ours(awaited(create_async_engine(url, poolclass=NullPool, connect_args=options), 4)),
             "without prefetch": ours(worked(engine, 4, prefetches=False)),
         }
         for name, peer, jobs in (("pgqueuer", pgqueuer, JOBS), ("procrastinate", procrastinates, JOBS // 10)):
@@ -177,7 +200,10 @@ def report_ratios(url: URL, commit: str) -> None:
             for name, each in spent.items():
                 print(f"  batch {batch:3}  {name:18} {statistics.median(each):7.1f} us a job", flush=True)
             for name in made:
-                if name == WORKER:
+                if name == ASYNC_WORKER:
+                    what = f"{ASYNC_WORKER} / {WORKER}, batch {batch}, {commit}"
+                    judge(what, _ratios(spent[WORKER], spent[name]), *((0.6, 0.9) if batch > 1 else ()), least=True)
+                elif name == WORKER:
                     judge(f"{WORKER} / raw, batch {batch}, {commit}", _ratios(spent[WORKER], spent["raw"]))
                 elif (name, batch) in TARGETS:
                     what = f"jobs a second, {WORKER} / {name}, batch {batch}, {commit}"
@@ -237,6 +263,40 @@ def report_old_snapshot(url: URL) -> None:
     engine.dispose()
 
 
+def report_generic_plan(url: URL) -> None:
+    """Time captures of 10 by a plan that was made on an empty table, and by one that knows of its 100,000 rows."""
+    with create_engine(url, isolation_level="AUTOCOMMIT").connect() as other:
+        other.execute(text("ALTER TABLE lock.job SET (autovacuum_enabled = off)"))
+        ratios = []
+        for _ in range(3):
+            took = []
+            for analyzed in (False, True):
+                other.execute(text("TRUNCATE lock.job"))
+                other.execute(text("ANALYZE lock.job"))
+                engine = create_engine(url, connect_args={"options": "-c synchronous_commit=off"})
+                with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+                    if not analyzed:
+                        captured(connection, 20)
+                    values = "SELECT gen_random_uuid(), '{}' FROM generate_series(1, 100000)"
+                    other.execute(text(f"INSERT INTO lock.job (external_id, payload) {values}"))
+                    if analyzed:
+                        other.execute(text("ANALYZE lock.job"))
+                        captured(connection, 20)
+                    began = time.perf_counter()
+                    captured(connection, 200)
+                    took.append(time.perf_counter() - began)
+                engine.dispose()
+            ratios.append(took[0] / took[1])
+        other.execute(text("ALTER TABLE lock.job RESET (autovacuum_enabled)"))
+    print()
+    judge("a plan of an empty table, 100,000 rows: capture / analysed", ratios, 1.3, 1.05)
+
+
+def captured(connection: Connection, times: int) -> None:
+    for _ in range(times):
+        connection.execute(queue.capture(10)).all()
+
+
 def main() -> None:
     """Run the command line."""
     assert __doc__ is not None
@@ -245,6 +305,7 @@ def main() -> None:
         url = make_url(str(url.render_as_string(hide_password=False)))
         report_round_trips(url)
         report_old_snapshot(url)
+        report_generic_plan(url)
         for commit in ("off", "on"):
             report_ratios(url, commit)
 

@@ -40,8 +40,8 @@ SEMAPHORE = "hot"
 
 NAMES = {"ours": "locks.run", "locks.acquire": "locks.acquire"}
 #: the speed-up: the least allowed one (must), and the desired one (aim)
-FASTER = {"off": (3.5, 7.0), "on": (2.5, 5.0)}
-CROWDED = {"off": (5.0, 9.0), "on": (3.5, 8.0)}
+FASTER = {"off": (2.5, 4.0), "on": (2.3, 3.5)}
+CROWDED = {"off": (2.8, 5.0), "on": (2.8, 4.0)}
 
 _ids = itertools.count()
 _here = tables("lock", "")
