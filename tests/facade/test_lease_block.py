@@ -26,6 +26,7 @@ from sqlalchemy import (
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core import transaction
+from sqlalchemy_locks.runtime.renewal import clock
 from tests.conftest import Servers
 from tests.faults.drivers import clear, through_a_proxy
 from tests.fixtures.engines import MakeEngine
@@ -262,6 +263,14 @@ def test_copy_of_lease_is_the_grant(engine_to: MakeEngine) -> None:
             assert vars(twin).items() <= vars(grant).items()
     with pytest.raises(sl.ReentryError, match="not entered"):
         locks.lease("x").__exit__(None, None, None)
+
+
+def test_time_to_live_counts_from_before_the_request(engine_to: MakeEngine) -> None:
+    engine, sent = engine_to("sqlite"), list[float]()
+    sem = made(engine, 1)
+    event.listen(engine, "before_cursor_execute", lambda *_: sent.append(clock()))
+    with sl.Locks(engine).semaphore(sem, ttl=3600) as grant:
+        assert grant.lost.deadline <= sent[0] + 3600 * 0.95
 
 
 @pytest.mark.parametrize("name", ENGINES)

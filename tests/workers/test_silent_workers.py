@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, delete, func, select, update
+from sqlalchemy import Engine, create_engine, delete, event, func, select, update
 from sqlalchemy.orm import DeclarativeBase
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.queue.liveness import SendHeartbeat
+from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.sql.clock import Now, PlusSeconds, SecondsAgo
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.parties import PATIENCE, later, until
@@ -273,6 +274,13 @@ def test_nobody_is_judged_before_all_could_send_a_heartbeat(lite: Engine) -> Non
     steady(state.heartbeats)
     state._requeue_silent()
     assert counts(lite)["waiting"] == 1
+
+
+def test_a_heartbeat_counts_from_before_it_is_sent(lite: Engine) -> None:
+    state, sent = state_of(lite, **STORED), list[float]()
+    event.listen(lite, "before_cursor_execute", lambda *_: sent.append(clock()))
+    beat(state)
+    assert state.heartbeats.confirmed_at <= sent[0]
 
 
 def test_a_worker_judges_itself_first(lite: Engine) -> None:
