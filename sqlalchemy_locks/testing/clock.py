@@ -40,11 +40,11 @@ class Clock(Generic[E]):
     """
 
     def __init__(self, engine: E, *entities: Any) -> None:
-        #: of an AsyncEngine, the one inside it
-        self._engine: Engine = getattr(engine, "sync_engine", engine)
-        if not isinstance(self._engine, Engine):
+        # of an AsyncEngine, the one inside it
+        inner: object = getattr(engine, "sync_engine", engine)
+        if not isinstance(inner, Engine):
             raise TypeError(f"Clock takes an Engine or an AsyncEngine, not {engine!r}")
-        self._awaited = self._engine is not engine
+        self._engine, self._awaited = inner, inner is not engine
         self._own = [entity if isinstance(entity, Table) else inspect(entity).local_table for entity in entities]
 
     @overload
