@@ -15,6 +15,7 @@ from typing import TypeVar
 import click
 from sqlalchemy import URL, Engine, create_engine, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.pool import NullPool
 from sqlalchemy.util import greenlet_spawn
 
 from sqlalchemy_locks.dialects import backend_for
@@ -138,5 +139,6 @@ def _make_engine(url: URL) -> Engine:
     if url.get_dialect().is_async:
         from sqlalchemy.ext.asyncio import create_async_engine
 
-        return create_async_engine(url).sync_engine
+        # the page has an event loop of its own, and a pooled connection would belong to this one
+        return create_async_engine(url, poolclass=NullPool).sync_engine
     return create_engine(url)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +14,9 @@ from sqlalchemy_locks.cli.base import database_command
 from sqlalchemy_locks.cli.connect import Database
 from sqlalchemy_locks.cli.render import Screen, plain
 from sqlalchemy_locks.facade.locks import Locks
+
+if TYPE_CHECKING:  # needs greenlet, which an app without an async driver doesn't have
+    from sqlalchemy_locks.facade.async_locks import AsyncLocks
 
 
 @click.command(short_help="Show everything in a browser.")
@@ -31,19 +36,27 @@ def page(screen: Screen, database: Database, port: int) -> None:
     """
     if find_spec("starlette") is None or find_spec("uvicorn") is None:
         raise click.UsageError("The page needs Starlette and uvicorn: pip install 'sqlalchemy-locks[cli,dashboard]'.")
-    if database.engine.dialect.is_async:
-        driver = database.engine.url.drivername
-        raise click.UsageError(f"The page needs a synchronous driver, and {driver} is async: name another.")
     from sqlalchemy_locks.integrations.dashboard.serving import served
 
+    locks: AsyncLocks | Locks
+    if database.engine.dialect.is_async:
+        from sqlalchemy.ext.asyncio import AsyncEngine
+
+        from sqlalchemy_locks.facade.async_locks import AsyncLocks
+
+        locks = AsyncLocks(AsyncEngine(database.engine))
+    else:
+        locks = Locks(database.engine)
+    stopped = threading.Event()
     with contextlib.ExitStack() as stack:
         try:
-            address = stack.enter_context(served(Locks(database.engine), port))
+            address = stack.enter_context(served(locks, port))
         except OSError as error:
             raise click.UsageError(
                 f"Port {port} can't be used ({error.strerror}): --port 0 chooses a free one."
             ) from None
         message = plain(f"{database.display} is shown at {address}; Ctrl-C ends it", "green")
-        with contextlib.suppress(KeyboardInterrupt):  # from the first printed word on, since it names Ctrl-C
-            screen.show({"database": database.display, "address": address}, message)
-            threading.Event().wait()
+        # before the first printed word, which names Ctrl-C; asyncio's own handler would wait for this thread
+        signal.signal(signal.SIGINT, lambda *_: stopped.set())
+        screen.show({"database": database.display, "address": address}, message)
+        stopped.wait()

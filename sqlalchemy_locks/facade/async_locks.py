@@ -77,7 +77,8 @@ class AsyncLocks:
         engine = maker.kw.get("bind")
         if not isinstance(engine, AsyncEngine):
             raise TypeError(
-                f"AsyncLocks takes an AsyncEngine, or an async_sessionmaker bound to one, not {type(bind).__name__}"
+                "AsyncLocks takes an AsyncEngine, or an async_sessionmaker bound to one (Locks an Engine), not "
+                f"{type(bind).__name__}"
             )
         self._engine = engine
         self._session_maker = maker

@@ -12,6 +12,7 @@ permits of the semaphore already doesn't queue: the request at the head may be w
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -42,7 +43,7 @@ from sqlalchemy_locks.errors import (
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.keys import key
 from sqlalchemy_locks.runtime import reentry
-from sqlalchemy_locks.runtime.events import is_logged
+from sqlalchemy_locks.runtime.events import is_logged, log
 from sqlalchemy_locks.runtime.local_queue import local_queues
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.semaphore.acquire import in_turn
@@ -55,6 +56,8 @@ _NOTHING: Mapping[str, int] = {}
 queue_key = lru_cache(1024)(key)
 
 
+#: when a wait without a timeout is logged, in seconds
+LONG_WAIT = 60.0
 #: the longest wait of one statement for the head of the server's queue, in seconds
 _LONGEST_JOIN = 86400.0
 
@@ -146,7 +149,8 @@ class SemaphoreWaiter:
         """Emit the event of a wait that ended without a grant. :raises LockTimeout: with the holders."""
         kind = error.kind = self._kind or "semaphore"
         # a single attempt is to be cheap: it doesn't ask for the holders
-        holders = self._permit_holders() if self._timeout and not isinstance(error, PoolTimeout) else ()
+        asks = self._timeout and not isinstance(error, PoolTimeout)
+        holders = self._permit_holders(self._exhausted or ()) if asks else ()
         late = LockTimeout(str(error), holders, kind) if holders or isinstance(error, _BeyondCapacity) else error
         self._emit("waited", waited=time.monotonic() - self._began, error=late)
         if late is not error:
@@ -165,9 +169,18 @@ class SemaphoreWaiter:
         if self._timeout == 0:
             raise self._timed_out()
         outcome: Grant | str = next(iter(self._permits if grant is None else grant.exhausted))
-        while not isinstance(outcome, Grant):
-            outcome = self._wait_for(outcome)
+        endless = self._timeout is None and log.isEnabledFor(logging.INFO)
+        with self._locks._after(LONG_WAIT, self._log_wait) if endless else contextlib.nullcontext():
+            while not isinstance(outcome, Grant):
+                outcome = self._wait_for(outcome)
         return outcome
+
+    def _log_wait(self) -> None:
+        """Log who holds what this request waits for."""
+        names = self._exhausted or tuple(self._permits)
+        waited = time.monotonic() - self._began
+        sentence = f"still waiting for {', '.join(map(repr, names))} after {waited:.0f} s, without a timeout"
+        log.info("%s", LockTimeout(sentence, self._permit_holders(names)))
 
     def _queue_keys(self) -> list[int]:
         """Return the keys of the server's queues; semaphores of another schema or prefix have others."""
@@ -320,12 +333,12 @@ class SemaphoreWaiter:
             )
         return LockTimeout(f"{', '.join(map(repr, self._exhausted))} had no room {within}")
 
-    def _permit_holders(self) -> tuple[PermitHolder, ...]:
-        """Return who holds the permits that were not available; empty where that can't be read immediately."""
+    def _permit_holders(self, names: Iterable[str]) -> tuple[PermitHolder, ...]:
+        """Return who holds permits of these semaphores; empty where that can't be read immediately."""
         holders: list[PermitHolder] = []
         with contextlib.suppress(Exception):
             if has_room(self._locks._engine):
-                for name in self._exhausted or ():
+                for name in names:
                     holders += _holders_of(name, self._locks._run(semaphore.holders(name), wait=ROW_TIMEOUT))
         return tuple(holders)
 

@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from sqlalchemy import Connection, DateTime, Engine, Table, inspect, select, update
+from sqlalchemy.util import greenlet_spawn
 
 from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.sql.clock import Instant
 
+if TYPE_CHECKING:
+    from sqlalchemy.ext.asyncio import AsyncEngine
+
+E = TypeVar("E", "Engine", "AsyncEngine")
+
 _OF_JOBS = ("run_at", "heartbeat_at", "created_at", "started_at", "completed_at", "failed_at")
 
 
-class Clock:
+class Clock(Generic[E]):
     """The server's clock, as far as this library's tables depend on it.
 
-    A server's clock can't be set by a test, and need not be: leases, timeouts, jobs and tasks are judged by the age of
-    what is stored.
+    A test can't set the clock of a server. Leases, timeouts, jobs and tasks end when what is stored is old enough, so
+    :meth:`advance` makes it older.
 
-    :param engine: the engine whose tables are changed; its options select their schema or prefix.
+    :param engine: the ``Engine`` or ``AsyncEngine`` whose tables are changed; its options select their schema or
+        prefix.
     :param entities: tables of jobs of your own, as mapped classes or ``Table``. Of these, the columns that
         ``sl.JobColumns`` has are moved.
 
@@ -31,14 +39,20 @@ class Clock:
     False
     """
 
-    def __init__(self, engine: Engine, *entities: Any) -> None:
-        if not isinstance(engine, Engine):
-            raise TypeError(f"Clock takes an Engine, as the sync_engine of an AsyncEngine is one, not {engine!r}")
-        self._engine = engine
+    def __init__(self, engine: E, *entities: Any) -> None:
+        # of an AsyncEngine, the one inside it
+        inner: object = getattr(engine, "sync_engine", engine)
+        if not isinstance(inner, Engine):
+            raise TypeError(f"Clock takes an Engine or an AsyncEngine, not {engine!r}")
+        self._engine, self._awaited = inner, inner is not engine
         self._own = [entity if isinstance(entity, Table) else inspect(entity).local_table for entity in entities]
 
-    def advance(self, seconds: float | timedelta) -> None:
-        """Let time pass in the database.
+    @overload
+    def advance(self: Clock[Engine], seconds: float | timedelta) -> None: ...
+    @overload
+    def advance(self: Clock[AsyncEngine], seconds: float | timedelta) -> Coroutine[Any, Any, None]: ...
+    def advance(self, seconds: float | timedelta) -> Any:
+        """Let time pass in the database; await it with an ``AsyncEngine``.
 
         :param seconds: how much, in seconds or as a ``timedelta``.
 
@@ -48,6 +62,9 @@ class Clock:
         >>> Clock(engine).advance(3600)
         """
         passed = bounded_seconds(seconds, "seconds")
+        return greenlet_spawn(self._advance, passed) if self._awaited else self._advance(passed)
+
+    def _advance(self, passed: float) -> None:
         context = build_context(self._engine.dialect, self._engine.get_execution_options())
         shipped = context.tables.job.metadata.sorted_tables
         with self._engine.begin() as connection:

@@ -52,7 +52,8 @@ class BaseWorker(ObservedWorker, Generic[H, B]):
             )
         if not isinstance(engine, self._engine_class):
             raise TypeError(
-                f"{type(self).__name__} needs an {self._engine_class.__name__}, not {type(engine).__name__}"
+                f"Worker takes an Engine, and AsyncWorker an AsyncEngine: {type(self).__name__} was given "
+                f"{type(engine).__name__}"
             )
         self.handler = handler
         self.config = WorkerConfig(

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, Table, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, aliased, mapped_column
 
 import sqlalchemy_locks as sl
@@ -172,8 +173,10 @@ def test_invalid_engines_are_refused(bind: Any) -> None:
 
 
 def test_an_engine_of_the_other_kind(engine: Engine) -> None:
-    with pytest.raises(TypeError, match="AsyncEngine"):
+    with pytest.raises(TypeError, match=r"\(Locks an Engine\)"):
         sl.AsyncLocks(engine)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"\(AsyncLocks an AsyncEngine\)"):
+        sl.Locks(create_async_engine("sqlite+aiosqlite://"))  # type: ignore[arg-type]
     with Session(engine) as session, pytest.raises(TypeError, match="an Engine"):
         sl.Locks(session)  # type: ignore[arg-type]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -136,6 +137,47 @@ def test_wait_ends_when_one_of_its_semaphores_is_deleted(name: str, engine_to: M
     with pytest.raises(sl.UnknownSemaphore, match=deleted):
         waiting.result(PATIENCE / 2)
     assert in_memory(others, full) == 0
+
+
+@pytest.mark.parametrize("place", [None, "postgresql15/asyncpg", "sqlite/aiosqlite"])
+def test_long_waits_are_logged_once(
+    place: str | None,
+    servers: Any,
+    engine_to: MakeEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Wherever they are: in memory, in the server's queue, or at its head."""
+    monkeypatch.setattr(waits, "LONG_WAIT", 0.01)
+    caplog.set_level("INFO", "sqlalchemy_locks")
+    name, driver = ASYNC[place] if place else ("postgresql15", "")
+    engine = engine_to(name)
+    sem, holder = made(engine, 1), sl.Locks(engine, owner="the leader")
+    grant = holder.acquire({sem: 1}, ttl=3600)
+
+    def logged() -> bool:
+        return len(caplog.messages) == 3
+
+    async def main() -> None:
+        async with async_connected(installed(servers, name, driver)) as awaited:
+            waiting = [asyncio.ensure_future(sl.AsyncLocks(awaited).acquire({sem: 1}, ttl=3600)) for _ in range(3)]
+            await asyncio.to_thread(until, logged)
+            holder.release(grant)
+            for future in asyncio.as_completed(waiting, timeout=PATIENCE):
+                await sl.AsyncLocks(awaited).release(await future)
+
+    if place:
+        asyncio.run(main())
+    else:
+        second, others = sl.Locks(engine), sl.Locks(engine_to(name))
+        waiting = [later(enter_and_leave, party, sem, 1, None) for party in (second, second, others)]
+        until(logged)
+        holder.release(grant)
+        for future in waiting:
+            future.result(PATIENCE)
+    assert logged()
+    sentence = rf"still waiting for '{sem}' after \d+ s, without a timeout: held by the leader since 2.*"
+    assert all(re.fullmatch(sentence, message) for message in caplog.messages)
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -326,8 +368,8 @@ def test_holder_of_permits_does_not_queue(name: str, same: bool, engine_to: Make
     assert big.result(PATIENCE) == 3
 
 
-def enter_and_leave(locks: sl.Locks, sem: str, count: int) -> int:
-    with locks.semaphore(sem, count=count, ttl=3600, timeout=PATIENCE) as grant:
+def enter_and_leave(locks: sl.Locks, sem: str, count: int, timeout: float | None = PATIENCE) -> int:
+    with locks.semaphore(sem, count=count, ttl=3600, timeout=timeout) as grant:
         return grant.fence[sem]
 
 

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, make_url
 from sqlalchemy.orm import DeclarativeBase
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.testing import Clock, Drained, run_until_empty
+from tests.conftest import PLAIN, Servers
+from tests.docs.pages import ROOT, blocks
+from tests.docs.test_snippets import ASYNC_URL, PLAIN_URL
 from tests.fixtures.parties import PATIENCE
 
+PAGE = ROOT / "docs" / "testing.md"
 DAY = 86400
 
 
@@ -116,12 +120,52 @@ def test_two_connections_are_two_parties(two_connections: tuple[Connection, Conn
     assert other.scalar(sl.lock.try_exclusive("key")) is True
 
 
-def test_pytest_loads_the_plugin(tmp_path: Path) -> None:
-    fixtures = "locks_engine, locks, two_connections, locks_clock"
-    (tmp_path / "test_app.py").write_text(f"def test_app({fixtures}): assert locks.mutex.acquire('task')")
+APP = """\
+import pytest
+import sqlalchemy_locks as sl
+from sqlalchemy import NullPool, create_engine
+from sqlalchemy.ext.asyncio import create_async_engine
+
+@pytest.fixture
+def anyio_backend():
+    return "asyncio"
+
+def charge(locks, invoice):
+    with locks.exclusive(f"invoice:{invoice}", timeout=1):
+        pass
+
+async def lead(locks):
+    async with locks.lease("leader", timeout=0):
+        pass
+
+def test_plain_fixtures(locks_engine, locks, another_process, two_connections, locks_clock):
+    with another_process.lease("a") as grant, pytest.raises(sl.LockTimeout, match="another process"):
+        with locks.lease("a", timeout=1):
+            pass
+    charge(locks, 42)
+
+@pytest.mark.anyio
+async def test_async_fixtures(async_locks_engine, async_locks, async_another_process, async_locks_clock):
+    with pytest.raises(sl.LockLost):
+        async with async_locks.lease("a", ttl=3600):
+            await async_locks_clock.advance(3601)
+            async with async_another_process.lease("a", timeout=0):
+                pass
+"""
+
+
+@pytest.mark.parametrize("name", ["sqlite", "postgresql15"])
+def test_snippets_of_the_page(name: str, servers: Servers, tmp_path: Path) -> None:
+    """With the plugin's own engines, and with those that the page overrides them by."""
+    fixtures, tests = [block.text for block in blocks(PAGE) if block.info == "noexec"]
+    if name == "postgresql15":
+        url = servers.installed(name, PLAIN[name])
+        database = str(make_url(url).database)
+        tests += fixtures.replace(PLAIN_URL, url).replace(ASYNC_URL, servers.url(name, "asyncpg", database))
+    (tmp_path / "test_app.py").write_text(f"{APP}\n{tests}")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-W", "error", str(tmp_path)]
     run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
-    assert "1 passed" in run.stdout, run.stdout + run.stderr
+    assert "4 passed" in run.stdout, run.stdout + run.stderr
 
 
 def test_pytest_is_imported_by_the_plugin_only() -> None:

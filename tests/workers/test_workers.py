@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Engine, create_engine, func, or_, select, update
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import StaticPool
 
 import sqlalchemy_locks as sl
@@ -222,8 +223,10 @@ def test_invalid_parameters_are_refused(engine_to: MakeEngine) -> None:
         TypeError, match=r"a worker needs an engine: give it to the worker, bind=engine, or to the queue"
     ):
         sl.Worker(queue, handler)
-    with pytest.raises(TypeError, match="needs an AsyncEngine"):
+    with pytest.raises(TypeError, match="Worker takes an Engine, and .*: AsyncWorker was given Engine"):
         sl.AsyncWorker(sl.Queue(bind=engine), awaited_handler)
+    with pytest.raises(TypeError, match="and AsyncWorker an AsyncEngine: Worker was given AsyncEngine"):
+        sl.Worker(queue, handler, bind=create_async_engine("sqlite+aiosqlite://"))  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="host has 240 characters at most"):
         sl.Worker(queue, handler, bind=engine, host="h" * 241)
     with pytest.raises(TypeError, match="an Engine"):

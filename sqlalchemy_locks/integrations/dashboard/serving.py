@@ -7,19 +7,22 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.integrations.dashboard.app import asgi
+
+if TYPE_CHECKING:
+    from sqlalchemy_locks.facade.async_locks import AsyncLocks
+    from sqlalchemy_locks.facade.locks import Locks
 
 _HOST = "127.0.0.1"
 
 
 @contextlib.contextmanager
-def served(locks: Locks, port: int = 0, **options: Any) -> Iterator[str]:
+def served(locks: AsyncLocks | Locks, port: int = 0, **options: Any) -> Iterator[str]:
     """Serve the page on 127.0.0.1 while the block runs, and yield its address.
 
     :param port: 0 chooses a free one.
