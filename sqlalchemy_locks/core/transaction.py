@@ -596,7 +596,8 @@ class OperationRunner:
                 return self.attempts.run(operation, options, _left(deadline), short=short)
             except OutcomeUnknown as error:
                 if not impl.writes and error.__cause__ is not None:
-                    raise error.__cause__ from None  # a read leaves nothing behind: its error says more
+                    with translated(self._backend):
+                        raise error.__cause__ from None  # a read leaves nothing behind: its error says more
                 options["locks_again"] = True
                 on_lost()
                 raise
