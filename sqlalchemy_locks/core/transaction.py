@@ -20,9 +20,11 @@ from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
 from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.core.backoff import Backoff
+from sqlalchemy_locks.core.cancellation import shielded
 from sqlalchemy_locks.core.operation import (
     Execution,
     Operation,
@@ -133,10 +135,19 @@ def checked_out(checkout: Callable[[], Connection]) -> Connection:
 def return_to_pool(connection: Connection, error: BaseException | None = None) -> None:
     """Return a connection to its pool, without an error where it has died meanwhile.
 
-    One on which nothing can be written is replaced: the name of the server may lead to the primary by now.
+    One on which nothing can be written is replaced: the name of the server may lead to the primary by now. One whose
+    isolation level must be reset is returned in a task of its own under asyncio, as SQLAlchemy's ``async with`` does: a
+    cancellation of the reset would keep the connection's place from the pool for good.
 
     :param error: what its use has raised.
     """
+    if connection.dialect.is_async and "isolation_level" in connection.get_execution_options():
+        await_only(shielded(greenlet_spawn(_return_to_pool, connection, error), raise_cancelled=True))
+    else:
+        _return_to_pool(connection, error)
+
+
+def _return_to_pool(connection: Connection, error: BaseException | None) -> None:
     if isinstance(error, NotWritable) and not (connection.closed or connection.invalidated):
         connection.invalidate()
     pooled = None if connection.closed or connection.invalidated else connection.connection
@@ -585,7 +596,8 @@ class OperationRunner:
                 return self.attempts.run(operation, options, _left(deadline), short=short)
             except OutcomeUnknown as error:
                 if not impl.writes and error.__cause__ is not None:
-                    raise error.__cause__ from None  # a read leaves nothing behind: its error says more
+                    with translated(self._backend):
+                        raise error.__cause__ from None  # a read leaves nothing behind: its error says more
                 options["locks_again"] = True
                 on_lost()
                 raise

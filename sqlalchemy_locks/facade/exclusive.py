@@ -352,8 +352,8 @@ class ExclusiveBlock:
             ended = short.active and was_ended(short.connection)
             try:
                 if session is not None:
-                    # a ROLLBACK may then fail, too: TO SAVEPOINT, and any in a cluster
-                    with contextlib.suppress(LockLost, *([DBAPIError] if ended else [])):
+                    # the error of a ROLLBACK, or of one to a savepoint, must not hide the block's
+                    with contextlib.suppress(LockLost, DBAPIError):
                         type(session).close(session)
             finally:
                 short.abandon(error)

@@ -23,13 +23,13 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from sqlalchemy_locks._forks import in_forked_child
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.conditional.timeout import Timeout
+from sqlalchemy_locks.core.cancellation import shielded
 from sqlalchemy_locks.core.operation import Operation, backend_of, installation
 from sqlalchemy_locks.core.transaction import Attempts, OperationRunner
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import Sleep, sleep_for
 from sqlalchemy_locks.errors import UnknownTask
 from sqlalchemy_locks.runtime import reentry
-from sqlalchemy_locks.runtime.cancellation import shielded
 from sqlalchemy_locks.runtime.events import Observed
 
 if TYPE_CHECKING:

@@ -290,6 +290,31 @@ def test_cancelled_at_every_await(servers: Any, which: str) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("which", [which for which in ASYNC if "my" in which])
+def test_cancelled_while_the_level_is_reset(servers: Any, which: str) -> None:
+    """SQLAlchemy would take the connection's place out of the pool for good."""
+
+    async def main() -> None:
+        pool = {"pool_size": 1, "max_overflow": 0, "pool_timeout": 1, "pool_reset_on_return": None}
+        url = installed(servers, *ASYNC[which])
+        async with async_connected(url, isolation_level="AUTOCOMMIT", **pool) as engine:
+            locks, key = sl.AsyncLocks(engine), unused()
+
+            async def work() -> None:
+                async with locks.exclusive(key, timeout=PATIENCE):
+                    event.listen(engine.sync_engine, "reset", lambda *_: task.cancel(), once=True)
+
+            for _ in range(2):
+                task = asyncio.create_task(work())
+                await asyncio.wait([task])
+                assert task.cancelled()
+                assert held_by_whom(engine) == 0
+            async with locks.exclusive(key, timeout=PATIENCE):
+                pass
+
+    asyncio.run(main())
+
+
 INTERRUPTED = """
     import sys
     from sqlalchemy import create_engine, text

@@ -7,8 +7,10 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pymysql
 import pytest
 from sqlalchemy import Engine, event, text
+from sqlalchemy.exc import OperationalError
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
@@ -144,3 +146,35 @@ def test_async_block_whose_transaction_ended(servers: Any, noting: Any, case: st
 
     asyncio.run(main())
     assert written(engine) == [1]
+
+
+@pytest.mark.parametrize("which", ["mysql/pymysql", "mariadb/mariadb+pymysql", "sqlite/pysqlite"])
+def test_rollback_that_fails_hides_no_error_of_the_block(engine_to: MakeEngine, which: str) -> None:
+    """A node of a cluster that has lost the others answers ROLLBACK TO SAVEPOINT with an error."""
+    engine, key = engine_to(*which.split("/"), pool_size=1, max_overflow=0), unused()
+    locks = sl.Locks(engine)
+
+    def fail(*_: Any) -> None:
+        raise OperationalError("ROLLBACK TO SAVEPOINT", None, Exception(1047, "WSREP has not yet prepared node"))
+
+    event.listen(engine, "rollback_savepoint", fail)
+    with pytest.raises(KeyError), locks.exclusive(key) as held:
+        held.session.begin_nested()
+        held.session.execute(text("SELECT 1"))
+        raise KeyError
+    assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
+    assert free(engine, key)
+
+
+@pytest.mark.parametrize("which", INNODB)
+def test_commit_of_a_read_on_a_node_without_a_majority(engine_to: MakeEngine, which: str) -> None:
+    engine = engine_to(*which.split("/"))
+    locks, key = sl.Locks(engine), unused()
+    assert locks.run(sl.lock.holders(key)) == []
+
+    def fail(*_: Any) -> None:
+        raise OperationalError("COMMIT", None, pymysql.OperationalError(1047, "WSREP has not yet prepared node"))
+
+    event.listen(engine, "commit", fail)
+    with pytest.raises(sl.NotWritable):
+        locks.run(sl.lock.holders(key))

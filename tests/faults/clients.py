@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import itertools
 import logging
 import threading
@@ -78,6 +79,20 @@ class Face:
 
     def transact(self, call: Callable[[Session], Any]) -> Any:
         """Call a function of a session of its own."""
+        try:
+            return self._transact(call)
+        except Exception as error:
+            # SQLAlchemy's session keeps a connection whose ROLLBACK has failed, as that of a node of a cluster may: it
+            # is returned when it is collected
+            if any(frame.name == "_rollback_impl" for frame in traceback.extract_tb(error.__traceback__)):
+                chained: BaseException | None = error
+                while chained is not None:
+                    traceback.clear_frames(chained.__traceback__)
+                    chained = chained.__context__
+                gc.collect()
+            raise
+
+    def _transact(self, call: Callable[[Session], Any]) -> Any:
         if self.loop is None:
             with Session(self.engine) as session:
                 return call(session)

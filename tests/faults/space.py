@@ -136,7 +136,7 @@ def _config(chance: random.Random, engine: str, processes: bool) -> Config:
     cluster = engine in CLUSTERS
     sqlite, in_processes = engine == "sqlite", chance.random() < 0.1 and processes and not cluster
     # Group Replication refuses SERIALIZABLE at COMMIT
-    levels = LEVELS[:2] if cluster else [*LEVELS, "AUTOCOMMIT"]
+    levels = [*(LEVELS[:2] if cluster else LEVELS), "AUTOCOMMIT"]
     return Config(
         engine,
         driver,
