@@ -7,7 +7,7 @@ import math
 from collections.abc import AsyncGenerator, Awaitable, Generator
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 #: characters; the most that fits into an InnoDB index key together with a queue's name
 MAX_NAME_LENGTH = 255
@@ -162,6 +162,13 @@ def is_coroutine_function(function: Any) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
-def milliseconds(seconds: float) -> int:
-    """Return a longest wait in the unit of ``lock_timeout`` and of the shipped functions, where 0 would be no limit."""
-    return max(1, math.ceil(min(seconds * 1000, 2**31 - 1)))
+@overload
+def milliseconds(wait: float) -> int: ...
+@overload
+def milliseconds(wait: float | None) -> int | None: ...
+def milliseconds(wait: float | None) -> int | None:
+    """Return a longest wait in the unit of ``lock_timeout`` and of the shipped functions, where 0 would be no limit.
+
+    :param wait: in seconds; ``None``: the session's own limit.
+    """
+    return None if wait is None else max(1, math.ceil(min(wait * 1000, 2**31 - 1)))

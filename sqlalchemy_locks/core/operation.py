@@ -52,7 +52,7 @@ from sqlalchemy.sql.base import CompileState, Generative
 from sqlalchemy.sql.selectable import TypedReturnsRows
 from sqlalchemy.util import immutabledict
 
-from sqlalchemy_locks._validation import milliseconds, seconds
+from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.dialects import Backend, Server, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.errors import LockLost, LockTimeout, MustRollback, NotInstalled, Unsupported
@@ -629,11 +629,6 @@ class Execution:
                 "the lock_timeout of another client's session: execute it inside a transaction, or use Locks"
             )
         return self.backend.bounded(self.connection, self.wait)
-
-    @property
-    def wait_ms(self) -> int | None:
-        """The longest wait as the argument of a function, in milliseconds."""
-        return None if self.wait is None else milliseconds(self.wait)
 
     def is_read_committed(self) -> bool:
         """Whether the transaction is at READ COMMITTED or below; asks the server, unless it was begun so (InnoDB)."""

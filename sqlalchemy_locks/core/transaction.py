@@ -40,7 +40,7 @@ from sqlalchemy_locks.core.operation import (
     translated,
     was_ended,
 )
-from sqlalchemy_locks.dialects import Backend, backend_for
+from sqlalchemy_locks.dialects import Backend, Server, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout, Sleep, checkout_errors
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
@@ -132,7 +132,7 @@ def checked_out(checkout: Callable[[], Connection]) -> Connection:
     return connection
 
 
-def return_to_pool(connection: Connection, error: BaseException | None = None) -> None:
+def return_to_pool(connection: Connection, error: BaseException | None = None, *, uncancelled: bool = False) -> None:
     """Return a connection to its pool, without an error where it has died meanwhile.
 
     One on which nothing can be written is replaced: the name of the server may lead to the primary by now. One whose
@@ -140,14 +140,12 @@ def return_to_pool(connection: Connection, error: BaseException | None = None) -
     cancellation of the reset would keep the connection's place from the pool for good.
 
     :param error: what its use has raised.
+    :param uncancelled: nothing cancels the task that this is called in.
     """
-    if connection.dialect.is_async and "isolation_level" in connection.get_execution_options():
-        await_only(shielded(greenlet_spawn(_return_to_pool, connection, error), raise_cancelled=True))
-    else:
-        _return_to_pool(connection, error)
-
-
-def _return_to_pool(connection: Connection, error: BaseException | None) -> None:
+    if connection.dialect.is_async and not uncancelled and "isolation_level" in connection.get_execution_options():
+        returning = partial(return_to_pool, connection, error, uncancelled=True)
+        await_only(shielded(greenlet_spawn(returning), raise_cancelled=True))
+        return
     if isinstance(error, NotWritable) and not (connection.closed or connection.invalidated):
         connection.invalidate()
     pooled = None if connection.closed or connection.invalidated else connection.connection
@@ -192,6 +190,7 @@ class ShortTransaction:
     """One connection, checked out of a pool, in one READ COMMITTED transaction."""
 
     backend: Backend
+    server: Server
     transaction: RootTransaction
 
     def __init__(self, connection: Connection) -> None:
@@ -213,7 +212,7 @@ class ShortTransaction:
         :raises LockTimeout: when that was not enough.
         """
         state = engine_state(self.connection)
-        self.backend = state.backend
+        self.backend, self.server = state.backend, state.server
         try:
             self.transaction = self.backend.begin(self.connection, state.server, wait, writes=writes)
         except DBAPIError:
@@ -263,7 +262,7 @@ class ShortTransaction:
 
     def mark_first(self) -> None:
         """Leave the marker before the first lock, where it would hide the end of a transaction that has locks."""
-        if engine_state(self.connection).server.savepoint_hides_end:
+        if self.server.savepoint_hides_end:
             self._read_something()  # or the storage engine wouldn't know of the savepoint
             self.backend.set_marker(self.connection)
             self._marked = True
@@ -298,7 +297,7 @@ class ShortTransaction:
                 "savepoint: ask before it, or after it"
             )
         try:
-            if why is None and engine_state(self.connection).server.savepoint_hides_end:
+            if why is None and self.server.savepoint_hides_end:
                 self._read_something()
             elif why is None and self._marked and self.backend.marker_is_savepoint:
                 if self.backend.marker_lost(self.connection):

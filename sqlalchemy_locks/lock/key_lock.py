@@ -13,6 +13,7 @@ from sqlalchemy import ARRAY, BigInteger, Boolean, Integer, bindparam, false, li
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
+from sqlalchemy_locks._validation import milliseconds
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, write_nothing
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
 from sqlalchemy_locks.errors import LockTimeout
@@ -78,7 +79,7 @@ class _AcquireLock(OperationImpl):
             return write_lock.try_write_lock(execution) if mode.tries else write_lock.wait_for_write_lock(execution)
         statement = self.statement(execution.context)
         assert statement is not None
-        values = {**execution.values, WAIT_MS.key: execution.wait_ms}
+        values = {**execution.values, WAIT_MS.key: milliseconds(execution.wait)}
         held: bool | None = execution.execute(statement, values).scalar()
         return held if mode.tries else None
 

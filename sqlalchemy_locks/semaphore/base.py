@@ -11,7 +11,7 @@ from typing import Any
 from sqlalchemy import Row, select
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks._validation import valid_name
+from sqlalchemy_locks._validation import milliseconds, valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.semaphore.held_permits import read_committed_rows, reads_snapshot
@@ -68,7 +68,7 @@ class SemaphoreImpl(OperationImpl):
 
     def arguments(self, execution: Execution) -> dict[str, Any]:
         """Return the values of the function's arguments, by the names of its bind parameters."""
-        return {**execution.values, WAIT_MS.key: execution.wait_ms}
+        return {**execution.values, WAIT_MS.key: milliseconds(execution.wait)}
 
     def answer(self, execution: Execution, row: Row[Any]) -> Any:
         """Return the operation's value, of the one row that the function returned."""

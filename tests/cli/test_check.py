@@ -12,7 +12,7 @@ from sqlalchemy import create_engine, make_url
 from sqlalchemy.pool import NullPool
 
 from sqlalchemy_locks import health
-from sqlalchemy_locks.dialects import checks
+from sqlalchemy_locks.dialects import findings
 from tests.cli.conftest import Cli
 from tests.conftest import PLAIN, Servers, install
 
@@ -149,7 +149,7 @@ def test_check_warns_of_clock_difference(hours: int, sqlite: Cli, monkeypatch: p
     ],
 )
 def test_check_reports_old_versions(name: str, spelt: str, level: str) -> None:
-    finding: Any = checks.version_finding(name, spelt)
+    finding: Any = findings.version_finding(name, spelt)
     assert (finding.level, spelt in finding.says) == (level, True)
 
 
