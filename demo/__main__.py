@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from multiprocessing.context import SpawnProcess
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from threading import BrokenBarrierError
 
@@ -70,7 +70,8 @@ def report(console: Console, outcome: Outcome) -> bool:
 
 def compete(console: Console, url: URL, folder: Path, seconds: float) -> Outcome:
     """Start the workers, kill one of them, stop the others."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([run.__module__])  # imports take longer than what eight processes do in a second
     witness = Witness(WORKERS, folder, context)
     signals = Signals(WORKERS, context)
     workers = [
@@ -108,7 +109,7 @@ def compete(console: Console, url: URL, folder: Path, seconds: float) -> Outcome
     return Outcome(engine_name(url), witness, read_history(folder), positions, failed)
 
 
-def seen_enough(folder: Path, witness: Witness, engine: str, workers: list[SpawnProcess]) -> bool:
+def seen_enough(folder: Path, witness: Witness, engine: str, workers: list[ForkServerProcess]) -> bool:
     """Return whether the checks have everything they need, or a worker has failed."""
     if not all(worker.is_alive() for number, worker in enumerate(workers) if number != VICTIM):
         return True
@@ -128,7 +129,7 @@ def watch(screen: Screen, seconds: float, until: Callable[[], bool] = lambda: Fa
         time.sleep(0.05)
 
 
-def kill(victim: SpawnProcess, witness: Witness) -> None:
+def kill(victim: ForkServerProcess, witness: Witness) -> None:
     """Kill a worker that holds the first invoice. Its exit is recorded before, because it can't do so."""
     witness.write(VICTIM, "leaves", ("invoice:1",), False)
     witness.set(VICTIM, ("invoice:1",), State.AWAY)

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
-from multiprocessing.context import SpawnContext
+from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from types import TracebackType
 
@@ -35,7 +35,7 @@ class State(IntEnum):
 class Witness:
     """The state shared by all processes."""
 
-    def __init__(self, workers: int, folder: Path, context: SpawnContext) -> None:
+    def __init__(self, workers: int, folder: Path, context: ForkServerContext) -> None:
         self.workers = workers
         self.folder = folder
         self._guard = context.Lock()

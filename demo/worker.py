@@ -6,7 +6,7 @@ import random
 import signal
 import time
 from dataclasses import dataclass
-from multiprocessing.context import SpawnContext
+from multiprocessing.context import ForkServerContext
 
 from sqlalchemy import URL, create_engine
 
@@ -24,7 +24,7 @@ VICTIM = 7
 class Signals:
     """Signals between the parent and the workers."""
 
-    def __init__(self, workers: int, context: SpawnContext) -> None:
+    def __init__(self, workers: int, context: ForkServerContext) -> None:
         self.ready = context.Barrier(workers + 1)
         self.stop = context.Event()
         self.victim_may_begin = context.Event()

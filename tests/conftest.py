@@ -190,7 +190,6 @@ def in_memory(needed: int = 2**30) -> str | None:
 LONGEST = (
     "tests/faults/test_worker_storm.py",
     "tests/docs/test_demo.py",
-    "tests/workers/test_workers.py",
     "tests/packaging/",
     "tests/facade/test_lease_renewal.py",
     "tests/typing/",

@@ -27,7 +27,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.sql.clock import Instant, SecondsAgo
 from tests.conftest import PLAIN, Servers
-from tests.fixtures.queues import ENGINES, engine, engine_to, leveled
+from tests.fixtures.queues import KINDS, engine, engine_to, leveled
 
 __all__ = ["engine", "engine_to", "leveled"]
 
@@ -252,7 +252,7 @@ chores = sl.StateTransition(
 )
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=KINDS)
 def own(servers: Servers, request: pytest.FixtureRequest) -> Iterator[Engine]:
     engine = create_engine(servers.fresh(request.param, PLAIN[request.param]), poolclass=NullPool)
     Base.metadata.create_all(engine)
@@ -268,7 +268,7 @@ KINDS_OF_STATUS = {
 
 
 @pytest.mark.parametrize("column", KINDS_OF_STATUS)
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", KINDS)
 def test_a_status_of_any_type(servers: Servers, name: str, column: str) -> None:
     new, busy, late, done = KINDS_OF_STATUS[column]
     status = getattr(Own, column)

@@ -10,11 +10,11 @@ from sqlalchemy import Engine, NullPool, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from tests.fixtures.parties import ENGINES, EVERYWHERE, all_of, connected, installed, unused
+from tests.fixtures.parties import ENGINES, all_of, connected, installed, unused
 
 mutex = sl.Mutex()
 engines = pytest.mark.parametrize("name", ENGINES)
-everywhere = pytest.mark.parametrize("name", [name for name in EVERYWHERE if name != "postgresql15-table"])
+everywhere = pytest.mark.parametrize("name", [*ENGINES, "yugabytedb"])
 
 
 @pytest.fixture

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from sqlalchemy import CHAR, Boolean, Column, Engine, MetaData, NullPool, String, Table, Uuid, select, update
-from sqlalchemy.ext.asyncio import AsyncEngine
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.sql.tables import tables
-from tests.faults.drivers import asynchronous, clear, sync, through_a_proxy, through_an_async_proxy
-from tests.faults.proxy import Proxy
+from tests.faults.drivers import clear, through_a_proxy
 from tests.fixtures.parties import EVERYWHERE, PATIENCE, Watch, connected, installed, later, until, unused
 
 mutex = sl.Mutex()
-
-
-class Base(DeclarativeBase):
-    pass
-
-
-class Import(Base):
-    """A mutex without a column for the nonce."""
-
-    __tablename__ = "plain_import"
-    name: Mapped[str] = mapped_column(String(60), primary_key=True)
-    locked: Mapped[bool] = mapped_column(Boolean)
-
-
-own = sl.Mutex(Import, id=Import.name, acquired=Import.locked)
+#: one driver of each protocol: ``faults/test_death_at_statement.py`` has the others, and the operations one by one
+protocols = pytest.mark.parametrize(("name", "driver"), [("postgresql15", "psycopg2"), ("mysql", "pymysql")])
 
 
 @pytest.fixture
@@ -60,24 +44,6 @@ def row(engine: Engine, id: str) -> Any:
         return connection.execute(select(table).where(table.c.id == id)).one()
 
 
-@sync
-def test_retried_acquire_recognizes_its_acquisition(servers: Any, other: Engine, name: str, driver: str) -> None:
-    id = unused()
-    with in_the_clear(servers, name, driver) as (engine, proxy):
-        locks = sl.Locks(engine)
-        locks.run(mutex.create(id, retries=5))
-        proxy.lose_answer(final(name))
-        assert locks.mutex.acquire(id) is True
-        assert proxy.losses == 1
-        assert (row(other, id).fence, row(other, id).retries_left) == (1, 4)
-        assert sl.Locks(other).mutex.acquire(id) is False
-        assert locks.mutex.acquire(id) is False
-        assert locks.mutex.release(id) is True
-        proxy.lose_answer(final(name))
-        assert locks.mutex.acquire_token(id) == 2
-        assert (proxy.losses, row(other, id).retries_left) == (2, 3)
-
-
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb", "mysql", "mariadb", "sqlite"])
 def test_late_first_try_does_not_acquire_again(servers: Any, other: Engine, name: str) -> None:
     """The server may execute a first try, whose connection died, after the second one and its release."""
@@ -99,7 +65,7 @@ def test_late_first_try_does_not_acquire_again(servers: Any, other: Engine, name
         assert (row(other, id).acquired, connection.scalar(ended)) == (False, 0)
 
 
-@sync
+@protocols
 def test_retried_release_frees_only_its_acquisition(servers: Any, other: Engine, name: str, driver: str) -> None:
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy):
@@ -116,7 +82,7 @@ def test_retried_release_frees_only_its_acquisition(servers: Any, other: Engine,
         assert next_one.mutex.release(id) is True
 
 
-@sync
+@protocols
 def test_release_of_another_acquisition_is_not_retried(servers: Any, other: Engine, name: str, driver: str) -> None:
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy):
@@ -144,34 +110,7 @@ def test_second_release_does_not_free_the_next_holder(servers: Any, other: Engin
     assert a.mutex.release(id, owner=b.owner) is True
 
 
-@sync
-def test_retried_once_per_recognizes_its_acquisition(servers: Any, other: Engine, name: str, driver: str) -> None:
-    id = unused()
-    with in_the_clear(servers, name, driver) as (engine, proxy):
-        locks = sl.Locks(engine)
-        locks.run(sl.Timeout(every=3600).create(id))
-        proxy.lose_answer(final(name))
-        assert locks.once_per(id, every=3600) is True
-        assert proxy.losses == 1
-        assert locks.once_per(id, every=3600) is False
-        assert sl.Locks(other).once_per(id, every=3600) is False
-
-
-@sync
-def test_lost_reply_without_a_token_column_is_unknown(servers: Any, other: Engine, name: str, driver: str) -> None:
-    Base.metadata.create_all(other)
-    id = unused()
-    with in_the_clear(servers, name, driver) as (engine, proxy):
-        locks = sl.Locks(engine)
-        locks.run(own.create(id))
-        proxy.lose_answer(final(name))
-        with pytest.raises(sl.OutcomeUnknown, match="it was done, or it was not"):
-            locks.run(own.acquire(id))
-        assert sl.Locks(other).run(own.acquire(id)) is False  # it was
-        assert sl.Locks(other).run(own.release(id)) is True
-
-
-@sync
+@protocols
 def test_retries_after_lost_replies_are_limited(servers: Any, other: Engine, name: str, driver: str) -> None:
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy):
@@ -185,7 +124,7 @@ def test_retries_after_lost_replies_are_limited(servers: Any, other: Engine, nam
         assert row(other, id).fence == 1
 
 
-@sync
+@protocols
 def test_first_try_still_waiting_at_the_server(
     servers: Any, other: Engine, watch: Callable[[str], Watch], name: str, driver: str
 ) -> None:
@@ -209,28 +148,7 @@ def test_first_try_still_waiting_at_the_server(
         assert row(other, id).acquired is False
 
 
-@asynchronous
-def test_async_locks_recognize_their_acquisition(servers: Any, other: Engine, name: str, driver: str) -> None:
-    async def body(engine: AsyncEngine, proxy: Proxy) -> None:
-        locks = sl.AsyncLocks(engine)
-        await locks.run(mutex.create(id))
-        proxy.lose_answer(final(name))
-        assert await locks.mutex.acquire(id) is True
-        assert await locks.mutex.acquire(id) is False
-        proxy.lose_answer(final(name))
-        assert await locks.mutex.release(id) is True
-        assert proxy.losses == 2
-        assert row(other, id).fence == 1
-
-    async def main() -> None:
-        async with through_an_async_proxy(servers, name, driver, **clear(driver)) as (engine, proxy):
-            await body(engine, proxy)
-
-    id = unused()
-    asyncio.run(main())
-
-
-@sync
+@protocols
 @pytest.mark.parametrize("released", [True, False], ids=["released by another", "held"])
 def test_release_after_a_second_unknown_acquisition(servers: Any, name: str, driver: str, released: bool) -> None:
     """Whichever of the two is the current one, it is released."""
@@ -251,7 +169,7 @@ def test_release_after_a_second_unknown_acquisition(servers: Any, name: str, dri
             assert a.mutex.release(id) is False
 
 
-@sync
+@protocols
 def test_error_after_a_lost_reply_is_outcome_unknown(servers: Any, name: str, driver: str) -> None:
     id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy):
@@ -281,7 +199,7 @@ def test_lost_reply_about_an_unknown_name_is_no_doubt(servers: Any, name: str) -
             assert proxy.losses == 1
 
 
-@sync
+@protocols
 def test_set_retries_is_not_repeated(servers: Any, name: str, driver: str) -> None:
     id = unused()
     with connected(installed(servers, name), poolclass=NullPool) as direct:
@@ -296,7 +214,7 @@ def test_set_retries_is_not_repeated(servers: Any, name: str, driver: str) -> No
 
 
 @pytest.mark.parametrize("type_", [CHAR(40), Uuid()], ids=repr)
-@sync
+@protocols
 def test_nonce_is_recognized_in_any_column_type(servers: Any, name: str, driver: str, type_: Any) -> None:
     id = unused()
     own = Table(

@@ -31,7 +31,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.orm.exc import StaleDataError
 
 import sqlalchemy_locks as sl
-from tests.fixtures.parties import ASYNC, ENGINES, EVERYWHERE, async_connected, connected, installed, unused
+from tests.fixtures.parties import ASYNC, ENGINES, async_connected, connected, installed, unused
 from tests.fixtures.task_models import Animal, Base, Cat, Child, Dog, Import, Kind, Loose, Parent, Slot, imports, slots
 
 plain = sl.Mutex(Import.__table__, id="pk", acquired=Import.__table__.c.locked)
@@ -45,11 +45,10 @@ def engine(servers: Any, name: str) -> Iterator[Engine]:
         yield engine
 
 
-everywhere = pytest.mark.parametrize("name", [name for name in EVERYWHERE if name != "postgresql15-table"])
 engines = pytest.mark.parametrize("name", ENGINES)
 
 
-@everywhere
+@engines
 def test_all_roles_in_one_model(engine: Engine, name: str) -> None:
     a, b = unused(), unused()
     with Session(engine) as session:
@@ -75,7 +74,7 @@ def test_all_roles_in_one_model(engine: Engine, name: str) -> None:
     assert locks.run(imports.release(b)) is True
 
 
-@everywhere
+@engines
 def test_enum_id_integer_flag_and_queue(engine: Engine, name: str) -> None:
     queue = int(unused().rpartition(" ")[2])
     with Session(engine) as session:

@@ -238,20 +238,6 @@ class ViaAsyncSession(_Asynchronous, _Executing):
         await self.session.close()
 
 
-class ViaAsyncConnection(_Asynchronous, _Executing):
-    async def asetup(self, engine: AsyncEngine) -> None:
-        self.connection = await engine.connect()
-
-    def scalar(self, operation: Any) -> Any:
-        return self.await_(self.connection.scalar(operation))
-
-    def end(self, *, rollback: bool = False) -> None:
-        self.await_(self.connection.rollback() if rollback else self.connection.commit())
-
-    async def aclose(self) -> None:
-        await self.connection.close()
-
-
 class ViaAsyncLocks(_Asynchronous):
     accumulates = False
     transient = True
@@ -296,8 +282,4 @@ class ViaAsyncLocks(_Asynchronous):
 
 
 SYNC: dict[str, type[Client]] = {"Session": ViaSession, "Connection": ViaConnection, "Locks": ViaLocks}
-ASYNC: dict[str, type[Client]] = {
-    "AsyncSession": ViaAsyncSession,
-    "AsyncConnection": ViaAsyncConnection,
-    "AsyncLocks": ViaAsyncLocks,
-}
+ASYNC: dict[str, type[Client]] = {"AsyncSession": ViaAsyncSession, "AsyncLocks": ViaAsyncLocks}

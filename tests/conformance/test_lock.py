@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 from sqlalchemy import text
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.lock import innodb
-from tests.conformance.clients import Client
-from tests.conformance.conftest import EVERY_COMBINATION, World
+from tests.conformance.conftest import RUNNERS, World, combinations
 from tests.fixtures.parties import PATIENCE
 
-pytestmark = pytest.mark.parametrize("world", EVERY_COMBINATION, ids=str, indirect=True)
+pytestmark = pytest.mark.parametrize("world", combinations(RUNNERS), ids=str, indirect=True)
 
 
 def test_exclusive_excludes_exclusive_and_shared(world: World) -> None:
@@ -277,12 +273,6 @@ def test_vacuum_that_has_not_deleted_yet_while_another_waits(world: World) -> No
     third.result(PATIENCE)
 
 
-@pytest.fixture
-def spares_nothing_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a vacuum on InnoDB delete keys that are younger than a minute, too."""
-    monkeypatch.setattr(innodb, "_YOUNG", 0)
-
-
 @pytest.mark.usefixtures("spares_nothing_new")
 def test_vacuum_spares_what_is_held(world: World) -> None:
     held, free = world.key(), world.key()
@@ -318,85 +308,3 @@ def test_unlock_by_two_sharers_does_not_deadlock(world: World) -> None:
     a.end()
     b.end()
     assert a.try_hold(key) is True
-
-
-@pytest.mark.usefixtures("spares_nothing_new")
-def test_there_are_never_two_holders(world: World) -> None:
-    """Exclusive, shared and tries of two keys, with vacuum and unlock in between, watched by a witness.
-
-    InnoDB may choose a caller's own transaction as a deadlock's victim when a key's row is removed or rolled
-    back during a wait for it. That is an error and a rollback, and never a lock that isn't held.
-    """
-    keys = [world.key(), world.key()]
-    witness = {key: [0, 0] for key in keys}
-    guard = threading.Lock()
-    overlaps: list[str] = []
-    barrier = threading.Barrier(4, timeout=PATIENCE)
-
-    def enter(key: str, shared: bool) -> None:
-        with guard:
-            writers, readers = witness[key]
-            if writers or (readers and not shared):
-                overlaps.append(f"{key}: {writers} writers, {readers} readers, shared={shared}")
-            witness[key][int(shared)] += 1
-
-    def leave(key: str, shared: bool) -> None:
-        with guard:
-            witness[key][int(shared)] -= 1
-
-    def turn_of(client: Client, number: int, turn: int) -> bool:
-        key = keys[(turn + number) % 2]
-        shared = (turn * 7 + number) % 3 == 0
-        if turn % 2:
-            held = client.try_hold(key, shared=shared)
-        else:
-            client.hold(key, shared=shared)
-            held = True
-        if held:
-            enter(key, shared)
-            try:
-                if turn % 5 == 0:
-                    client.scalar(sl.lock.unlock(key))
-            finally:
-                leave(key, shared)
-        client.end(rollback=turn % 4 == 3)
-        if turn % 6 == number:
-            client.scalar(sl.lock.vacuum())
-            client.end()
-        return held
-
-    def work(number: int) -> int:
-        client, got = world.client(), 0
-        barrier.wait()
-        for turn in range(20):
-            held = world.despite_deadlocks(client, lambda turn=turn: turn_of(client, number, turn))
-            got += held
-        return got
-
-    threads = [_Thread(work, number) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    got = [thread.outcome() for thread in threads]
-    assert overlaps == []
-    assert min(got) >= 10, got  # each of them acquired it at least by waiting
-
-
-class _Thread(threading.Thread):
-    def __init__(self, work, *arguments) -> None:
-        super().__init__(daemon=True)
-        self._work, self._arguments = work, arguments
-        self._result: object = None
-        self._error: BaseException | None = None
-
-    def run(self) -> None:
-        try:
-            self._result = self._work(*self._arguments)
-        except BaseException as error:
-            self._error = error
-
-    def outcome(self):
-        self.join(3 * PATIENCE)
-        assert not self.is_alive(), "still waiting"
-        if self._error is not None:
-            raise self._error
-        return self._result

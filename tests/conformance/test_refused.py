@@ -129,8 +129,6 @@ SETTING = {"connect_args": {"options": "-c default_transaction_read_only=on"}}
 INNODB = {"connect_args": {"init_command": "SET SESSION TRANSACTION READ ONLY"}}
 READERS = {
     "standby, psycopg": Reader("postgresql15", "psycopg", SYNC, standby=True),
-    "standby, asyncpg": Reader("postgresql15", "asyncpg", ASYNC, standby=True),
-    "read only, psycopg": Reader("postgresql15", "psycopg", SYNC, SETTING),
     "read only, asyncpg": Reader(
         "postgresql15",
         "asyncpg",

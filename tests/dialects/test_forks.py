@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.fixtures.parties import PATIENCE, installed, unused
+from tests.fixtures.forks import main
+from tests.fixtures.parties import installed, unused
 
 
-def run(script: str, *arguments: str) -> list[str]:
+def run(script: str, folder: Path, *arguments: str) -> list[str]:
     """Run a script in a process of its own, which forks; return its lines."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", textwrap.dedent(script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return done.stdout.splitlines()
+    status, out, err = main(textwrap.dedent(script), folder, *arguments)
+    assert status == 0, err[-2000:]
+    return out.splitlines()
 
 
 #: a child that leaves its parent's block, and ends
@@ -72,8 +67,8 @@ FORKED = """
 
 
 @pytest.mark.parametrize(("name", "how"), [("postgresql15", "ends"), ("postgresql15", "raises"), ("mysql", "ends")])
-def test_a_block_is_lost_in_a_child_and_intact_in_its_parent(servers: Any, name: str, how: str) -> None:
-    assert run(FORKED, installed(servers, name), unused("fork"), how) == [
+def test_a_block_is_lost_in_a_child_and_intact_in_its_parent(servers: Any, name: str, how: str, tmp_path: Path) -> None:
+    assert run(FORKED, tmp_path, installed(servers, name), unused("fork"), how) == [
         "True check waits as others do",
         "LockLost" if how == "ends" else "KeyError",
         "False False",
@@ -117,8 +112,10 @@ CHILDREN = """
     ("name", "pool"),
     [("postgresql15", "QueuePool"), ("postgresql15", "AssertionPool"), ("mysql", "QueuePool"), ("sqlite", "QueuePool")],
 )
-def test_children_of_a_process_with_open_connections_exclude_each_other(servers: Any, name: str, pool: str) -> None:
-    assert run(CHILDREN, installed(servers, name), unused("forks"), pool) == ["[0, 0, 0, 0]"]
+def test_children_of_a_process_with_open_connections_exclude_each_other(
+    servers: Any, name: str, pool: str, tmp_path: Path
+) -> None:
+    assert run(CHILDREN, tmp_path, installed(servers, name), unused("forks"), pool) == ["[0, 0, 0, 0]"]
 
 
 #: the selector of the parent's event loop is shared: a child that collects the parent's connections must not change it
@@ -156,5 +153,7 @@ COLLECTED = """
     ("name", "driver"),
     [("postgresql15", "asyncpg"), ("postgresql15", "psycopg"), ("mysql", "aiomysql")],
 )
-def test_a_parents_event_loop_hears_its_sockets_after_a_fork(servers: Any, name: str, driver: str) -> None:
-    assert run(COLLECTED, installed(servers, name, driver), unused()) == ["0 None"]
+def test_a_parents_event_loop_hears_its_sockets_after_a_fork(
+    servers: Any, name: str, driver: str, tmp_path: Path
+) -> None:
+    assert run(COLLECTED, tmp_path, installed(servers, name, driver), unused()) == ["0 None"]

@@ -65,8 +65,11 @@ def losing(locks: sl.Locks, key: str, said: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("which", SYNC)
-@pytest.mark.parametrize(("statement", "kept"), [("/* audit */ commit work", [1]), ("rollback;", [])])
-@pytest.mark.parametrize("asked", ["lost", "check", "statement", "end"])
+@pytest.mark.parametrize(
+    ("statement", "kept", "asked"),
+    [("/* audit */ commit work", [1], asked) for asked in ("lost", "statement", "end")]
+    + [("rollback;", [], asked) for asked in ("check", "end")],
+)
 def test_statement_that_ends_the_transaction(
     noting: Any, which: str, statement: str, kept: list[int], asked: str
 ) -> None:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from sqlalchemy import Engine, text
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from tests.conformance import faces
 from tests.conformance.faces import opened
 from tests.faults.proxy import Proxy, encryption
-from tests.fixtures.parties import PATIENCE, async_connected, connected, installed
+from tests.fixtures.parties import PATIENCE, connected, installed
 
 SYNC = [
     ("postgresql15", "psycopg"),
@@ -31,7 +30,6 @@ ASYNC = [
 ]
 
 sync = pytest.mark.parametrize(("name", "driver"), SYNC, ids=["-".join(pair) for pair in SYNC])
-asynchronous = pytest.mark.parametrize(("name", "driver"), ASYNC, ids=["-".join(pair) for pair in ASYNC])
 
 #: every driver, on its façade
 every = pytest.mark.parametrize(
@@ -52,15 +50,6 @@ def through_a_proxy(servers: Any, name: str, driver: str, **options: Any) -> Ite
     """An engine with one connection, which can be cut."""
     with Proxy(installed(servers, name, driver)) as proxy, connected(proxy.url, **{**ONE, **options}) as engine:
         yield engine, proxy
-
-
-@contextlib.asynccontextmanager
-async def through_an_async_proxy(
-    servers: Any, name: str, driver: str, **options: Any
-) -> AsyncIterator[tuple[AsyncEngine, Proxy]]:
-    with Proxy(installed(servers, name, driver)) as proxy:
-        async with async_connected(proxy.url, **{**ONE, **options}) as engine:
-            yield engine, proxy
 
 
 @contextlib.contextmanager

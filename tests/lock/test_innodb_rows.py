@@ -162,10 +162,12 @@ def test_row_that_another_transaction_inserts(
 
 
 @databases
-@levels
-def test_new_keys_with_a_pool_of_one_connection(engine_to: MakeEngine, name: str, level: str) -> None:
+def test_new_keys_with_a_pool_of_one_connection(engine_to: MakeEngine, name: str) -> None:
     """The connection that commits the row isn't one of the app's pool, and is used again."""
-    engine, made = engine_to(name, isolation_level=level, pool_size=1, max_overflow=0, pool_timeout=1), list[int]()
+    engine, made = (
+        engine_to(name, isolation_level="REPEATABLE READ", pool_size=1, max_overflow=0, pool_timeout=1),
+        list[int](),
+    )
     event.listen(engine, "connect", lambda raw, _: made.append(raw.thread_id()))
     with engine.connect() as connection:
         for make in MODES * 2:
@@ -193,12 +195,11 @@ def test_idle_side_connection_that_the_server_has_closed(
 
 
 @databases
-@levels
-def test_side_connection_has_what_the_app_has_set(servers: Servers, name: str, level: str) -> None:
+def test_side_connection_has_what_the_app_has_set(servers: Servers, name: str) -> None:
     """Listeners of the engine choose the database, options the prefix and the schema."""
     url = servers.fresh(name, PLAIN[name])
     install(url, prefix="app_")
-    with connected(url) as elsewhere, connected(installed(servers, name), isolation_level=level) as engine:
+    with connected(url) as elsewhere, connected(installed(servers, name), isolation_level="REPEATABLE READ") as engine:
         database = elsewhere.url.database
 
         @event.listens_for(engine, "checkout")
@@ -241,15 +242,14 @@ CHOICES = {"session": by_session, "engine_connect": by_listener("engine_connect"
 
 
 @databases
-@levels
 @pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
 def test_side_connection_is_in_the_database_that_the_session_has_chosen(
-    servers: Servers, table: Engine, name: str, level: str, choose: Any
+    servers: Servers, table: Engine, name: str, choose: Any
 ) -> None:
     """Its row of a key would be one that the session doesn't see, which could never try that key with success."""
     url = servers.url(name, PLAIN[name], make_url(installed(servers, name)).database or "")
     permits, two = unused("semaphore"), [f"{make.__name__} in another database" for make in MODES]
-    with connected(url, isolation_level=level) as engine:
+    with connected(url, isolation_level="REPEATABLE READ") as engine:
         say = choose(engine, f"USE {table.url.database}")
         with engine.connect() as connection, table.connect() as elsewhere:
             say(connection)
@@ -268,9 +268,8 @@ def test_side_connection_is_in_the_database_that_the_session_has_chosen(
 
 
 @databases
-@levels
 @pytest.mark.parametrize("choose", CHOICES.values(), ids=CHOICES)
-def test_side_connection_has_the_role_of_the_session(table: Engine, name: str, level: str, choose: Any) -> None:
+def test_side_connection_has_the_role_of_the_session(table: Engine, name: str, choose: Any) -> None:
     role = unused("role").replace(" ", "_").replace(".", "%")
     user, quoted = f"{name}_app", role.replace("%", "%%")
     with table.begin() as connection:
@@ -285,7 +284,7 @@ def test_side_connection_has_the_role_of_the_session(table: Engine, name: str, l
     options: dict[str, Any] = {"schema_translate_map": {None: table.url.database}}
     try:
         with connected(
-            url.render_as_string(hide_password=False), isolation_level=level, execution_options=options
+            url.render_as_string(hide_password=False), isolation_level="REPEATABLE READ", execution_options=options
         ) as engine:
             say = choose(engine, f"SET ROLE `{role}`" if choose is by_session else f"SET ROLE `{quoted}`")
             with engine.connect() as connection:

@@ -8,6 +8,7 @@ import random
 import threading
 import uuid
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -19,9 +20,7 @@ from sqlalchemy.orm import Session
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.sql.clock import Now
-from tests.conditional.test_lost_replies import in_the_clear
-from tests.faults.drivers import sync
-from tests.fixtures.parties import PATIENCE, async_connected
+from tests.fixtures.parties import PATIENCE, all_of, async_connected
 from tests.fixtures.queues import MakeEngine, put, silenced
 from tests.fixtures.worker_states import counts, errors, queue
 
@@ -116,54 +115,28 @@ def test_each_execution_puts_new_jobs(engine: Engine) -> None:
     assert counts(engine)["all"] == 4
 
 
-@sync
-def test_a_retried_put_puts_once(servers: Any, direct: Engine, name: str, driver: str) -> None:
-    with in_the_clear(servers, name, driver) as (engine, proxy):
-        proxy.lose_answer(b"\x03COMMIT" if name in ("mysql", "mariadb") else b"INSERT")
-        mine = sl.Locks(engine).run(queue.put("a"))
-        assert proxy.losses == 1
-    with direct.connect() as connection:
-        job = build_context(connection.dialect, {}).tables.job
-        assert connection.execute(select(job.c.external_id)).scalars().all() == [mine]
-
-
 def test_concurrent_puts_of_one_id_make_one_job(leveled: Engine) -> None:
     for round in range(5):
-        mine = uuid.uuid4()
-        start = threading.Barrier(4, timeout=PATIENCE)
+        mine, start = uuid4(), threading.Barrier(4, timeout=PATIENCE)
 
-        def work(number: int, mine: uuid.UUID = mine, start: threading.Barrier = start) -> None:
+        def work(number: int, mine: UUID = mine, start: threading.Barrier = start) -> None:
             start.wait()
             put(leveled, number, external_id=mine)
 
-        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        all_of(*(partial(work, number) for number in range(4)))
         assert len(take(leveled, 9)) == 1, round
 
 
 def test_batches_with_the_same_ids_do_not_deadlock(leveled: Engine) -> None:
     """In opposite orders: the second waits for the first, not also the first for the second."""
-    for round in range(10):
-        ids = [uuid4() for _ in range(30)]
-        start = threading.Barrier(2, timeout=PATIENCE)
-        errors: list[Exception] = []
+    for _ in range(10):
+        ids, start = [uuid4() for _ in range(30)], threading.Barrier(2, timeout=PATIENCE)
 
-        def work(ids: list[UUID], start: threading.Barrier = start, errors: list[Exception] = errors) -> None:
+        def work(ids: list[UUID], start: threading.Barrier = start) -> None:
             start.wait()
-            try:
-                assert put(leveled, *map(str, ids), external_id=ids) == ids
-            except Exception as error:
-                errors.append(error)
+            assert put(leveled, *map(str, ids), external_id=ids) == ids
 
-        threads = [threading.Thread(target=work, args=(batch,)) for batch in (ids, ids[::-1])]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == [], round
+        all_of(*(partial(work, batch) for batch in (ids, ids[::-1])))
         assert len(take(leveled, 99)) == 30
 
 

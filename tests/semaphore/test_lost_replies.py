@@ -10,10 +10,10 @@ import pytest
 from sqlalchemy import Engine, NullPool
 
 import sqlalchemy_locks as sl
-from tests.conditional.test_lost_replies import in_the_clear
-from tests.faults.drivers import SYNC, clear, sync, through_a_proxy
+from tests.conditional.test_lost_replies import in_the_clear, protocols
+from tests.faults.drivers import clear, through_a_proxy
 from tests.fixtures.parties import PATIENCE, connected, installed, later, until
-from tests.fixtures.semaphores import INNODB, SERVERS, held, made, unused
+from tests.fixtures.semaphores import INNODB, held, made, unused
 
 
 @pytest.fixture
@@ -27,30 +27,10 @@ def final(name: str, function: str) -> bytes:
     """The request whose execution completes the operation."""
     if name in INNODB:
         return b"\x03COMMIT"
-    if name == "yugabytedb" and function in ("acquire", "renew", "release"):
-        return b"COMMIT"  # their limited waits take a transaction
     return f"semaphore_{function}".encode()
 
 
-@sync
-def test_lost_replies_grant_and_release_once(servers: Any, other: Engine, name: str, driver: str) -> None:
-    sem, ident = made(other, 2), unused("job")
-    with in_the_clear(servers, name, driver) as (engine, proxy):
-        locks = sl.Locks(engine)
-        locks.run(sl.semaphore.usage())
-        proxy.lose_answer(final(name, "acquire"))
-        grant = locks.acquire({sem: 1}, external_id=ident, ttl=3600)
-        assert (proxy.losses, grant.acquired, grant.replayed, grant.fence) == (1, True, False, {sem: 1})
-        assert held(other, sem) == 1
-        proxy.lose_answer(final(name, "renew"))
-        assert locks.renew(grant) is True
-        proxy.lose_answer(final(name, "release"))
-        assert locks.release(grant) is sl.Released.ALREADY_RELEASED
-        assert (proxy.losses, held(other, sem)) == (3, 0)
-        assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
-
-
-@sync
+@protocols
 def test_released_request_is_not_granted_again(servers: Any, other: Engine, name: str, driver: str) -> None:
     sem, ident = made(other, 1), unused("job")
     with in_the_clear(servers, name, driver) as (engine, proxy):
@@ -62,7 +42,7 @@ def test_released_request_is_not_granted_again(servers: Any, other: Engine, name
     assert held(other, sem) == 0
 
 
-@pytest.mark.parametrize(("name", "driver"), [pair for pair in SYNC if pair[0] in SERVERS])
+@protocols
 def test_lost_commit_reply_at_head_of_queue(servers: Any, other: Engine, name: str, driver: str) -> None:
     sem = made(other, 1)
     mine = sl.Locks(other).acquire({sem: 1})
@@ -80,7 +60,7 @@ def test_lost_commit_reply_at_head_of_queue(servers: Any, other: Engine, name: s
         assert sl.Locks(other).release(ident) is sl.Released.RELEASED
 
 
-@sync
+@protocols
 def test_lost_resize_and_delete_are_not_repeated(servers: Any, other: Engine, name: str, driver: str) -> None:
     """Repeated, a resize would revert a newer one, and a deletion would delete a newer semaphore."""
     sem, old = made(other, 5), made(other, 5)

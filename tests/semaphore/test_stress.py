@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ from sqlalchemy import text
 
 from tests.conftest import Servers
 from tests.fixtures.engines import MakeEngine
+from tests.fixtures.forks import main
 from tests.fixtures.parties import ENGINES, installed
 from tests.fixtures.semaphore_stress import CAPACITIES, KILLED
 from tests.fixtures.semaphores import held, made, place
@@ -19,17 +18,15 @@ TOKENS = (
     "SELECT p.fence FROM {0}permit AS p JOIN {0}semaphore AS s ON s.id = p.semaphore_id"
     " WHERE s.name = :name ORDER BY p.fence"
 )
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("name", [*ENGINES, "yugabytedb"])
 def test_capacity_is_never_exceeded(name: str, servers: Servers, engine_to: MakeEngine, tmp_path: Path) -> None:
     url, engine = installed(servers, name), engine_to(name)
     names = [made(engine, capacity, "stress") for capacity in CAPACITIES]
-    command = [sys.executable, "-m", "tests.fixtures.semaphore_stress", url, str(tmp_path / "held"), *names]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
-    assert done.returncode == 0, done.stderr
-    swept, had = map(int, done.stdout.split())
+    status, out, err = main("tests.fixtures.semaphore_stress", tmp_path, url, str(tmp_path / "held"), *names)
+    assert status == 0, err
+    swept, had = map(int, out.split())
     assert swept >= 2
     assert [held(engine, semaphore) for semaphore in names] == [0, 0, 0]
     tokens = []

@@ -1,8 +1,8 @@
-"""The certificate of the servers with TLS: PostgreSQL 15, its standby, and servers that are based on it.
+"""The certificate of the servers with TLS: MySQL, PostgreSQL 15, its standby, and servers that are based on it.
 
 Drivers of PostgreSQL prefer TLS, so that every cell of it goes through TLS, and every one of PostgreSQL 18 and of
-YugabyteDB's stand-in does not. MySQL generates its own certificate: pymysql prefers TLS too, aiomysql and asyncmy
-use TLS if given `ssl=`. MariaDB has no TLS here.
+YugabyteDB's stand-in does not. Against MySQL, pymysql prefers TLS too, aiomysql and asyncmy use TLS if given `ssl=`.
+MariaDB has no TLS here.
 """
 
 import datetime

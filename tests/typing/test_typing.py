@@ -57,9 +57,15 @@ def said(command: list[str], folder: Path) -> str:
 
 
 def mypy(folder: Path) -> Errors:
-    command = ["mypy", "--strict", "--cache-dir", str(folder / "cache")]
+    # what it has stored of the library and SQLAlchemy, in the step of tools/test before, is read again
+    command = [
+        "mypy",
+        "--config-file",
+        str(ROOT / "pyproject.toml"),
+        "--cache-dir",
+        str(Path(sys.prefix) / "mypy_cache"),
+    ]
     said([*command, "wrong.py"], folder)
-    # what mypy has stored of the library is read again
     (folder / "wrong.py").write_text((folder / "wrong.py").read_text() + "\n")
     out = said([*command, "right.py", "wrong.py"], folder)
     found = re.findall(r"^(\w+\.py):(\d+): error: (.*)$", out, re.MULTILINE)

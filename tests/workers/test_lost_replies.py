@@ -15,9 +15,9 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.workers.heartbeats import Heartbeats
 from tests.conditional.test_lost_replies import final, in_the_clear
-from tests.faults.drivers import asynchronous, clear, sync, through_an_async_proxy
+from tests.faults.drivers import ASYNC, ONE, clear, sync
 from tests.faults.proxy import Proxy
-from tests.fixtures.parties import PATIENCE
+from tests.fixtures.parties import PATIENCE, async_connected, installed
 from tests.fixtures.queues import put
 from tests.fixtures.worker_states import counts, finish_all, queue, state_of
 
@@ -77,7 +77,7 @@ def test_unknown_captures_are_released_at_the_end(
     assert counts(direct) == {"all": 4, "completed": 0, "dead": 0, "running": 0, "waiting": 4}
 
 
-@asynchronous
+@pytest.mark.parametrize(("name", "driver"), ASYNC)
 def test_a_cancelled_worker_releases_unknown_captures(
     servers: Any, direct: Engine, name: str, driver: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,8 +111,9 @@ def test_a_cancelled_worker_releases_unknown_captures(
         assert running == [2]
 
     async def main() -> None:
-        async with through_an_async_proxy(servers, name, driver, **clear(driver)) as (engine, proxy):
-            await body(engine, proxy)
+        with Proxy(installed(servers, name, driver)) as proxy:
+            async with async_connected(proxy.url, **ONE, **clear(driver)) as engine:
+                await body(engine, proxy)
 
     asyncio.run(main())
     assert counts(direct) == {"all": 4, "completed": 0, "dead": 0, "running": 0, "waiting": 4}

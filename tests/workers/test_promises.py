@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import subprocess
-import sys
 import threading
 from typing import Any
 
@@ -33,7 +31,6 @@ from tests.fixtures.worker_states import (
     steady,
     sweep,
 )
-from tests.workers.test_stop import ROOT, SIGNALLED
 
 STORED: dict[str, Any] = {"heartbeat": 60, "stalled_after": 120}
 
@@ -338,14 +335,3 @@ def test_a_generator_function_is_refused(lite: Engine) -> None:
     for wrong in (generator, asynchronous):
         with pytest.raises(TypeError, match="generator function"):
             sl.Worker(queue, wrong, bind=lite)
-
-
-def test_a_signal_stops_those_workers_of_a_loop_that_are_left(servers: Servers, engine_to: MakeEngine) -> None:
-    """When the first one, for which the handlers of signals were set, has ended."""
-    engine_to("postgresql15")
-    script = SIGNALLED.replace("workers[2].stop()", "workers[0].stop()").replace("await tasks[2]", "await tasks[0]")
-    assert script.count("s[0]") == 2
-    url = servers.installed("postgresql15", "asyncpg")
-    command = [sys.executable, "-c", script, url]
-    ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert ran.stdout == "one has ended\nall have ended True\n", ran.stderr

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import threading
 from collections import Counter
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -20,6 +18,7 @@ from sqlalchemy_locks.queue.liveness import SendHeartbeat
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.sql.clock import Now, PlusSeconds, SecondsAgo
 from tests.conftest import PLAIN, Servers
+from tests.fixtures.forks import main
 from tests.fixtures.parties import PATIENCE, later, until
 from tests.fixtures.queues import KINDS, MakeEngine, put, silenced
 from tests.fixtures.worker_states import (
@@ -37,7 +36,6 @@ from tests.fixtures.worker_states import (
     sweep,
 )
 
-ROOT = Path(__file__).parents[2]
 STORED: dict[str, Any] = {"heartbeat": 60, "stalled_after": 120}
 #: where a capture counts attempts, too
 POSTGRESQL = ("postgresql15", "postgresql18", "yugabytedb")
@@ -392,17 +390,18 @@ sl.Worker(sl.Queue(), handler, bind=create_engine(sys.argv[1]), concurrency=3, r
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mariadb", "sqlite"])
-def test_a_job_that_kills_its_process_dies_alone(servers: Servers, engine_to: MakeEngine, name: str) -> None:
+def test_a_job_that_kills_its_process_dies_alone(
+    servers: Servers, engine_to: MakeEngine, name: str, tmp_path: Path
+) -> None:
     engine = engine_to(name)
     put(engine, "beside", "kills", "beside", max_attempts=3)
     began: list[str] = []
     for _ in range(4):
-        command = [sys.executable, "-c", KILLER, servers.installed(name, PLAIN[name])]
-        ran = subprocess.run(command, cwd=ROOT, timeout=2 * PATIENCE, capture_output=True, text=True)
-        began += ran.stdout.splitlines()
-        if ran.returncode == 0:
+        status, out, err = main(KILLER, tmp_path, servers.installed(name, PLAIN[name]))
+        began += out.splitlines()
+        if status == 0:
             break
-        assert ran.returncode == 9, ran.stderr
+        assert status == 9, err
         with engine.begin() as connection:
             silenced(connection)
             assert connection.scalar(queue.requeue_stalled(3600)) > 0

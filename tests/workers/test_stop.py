@@ -22,6 +22,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers
+from tests.fixtures.forks import main
 from tests.fixtures.parties import (
     PATIENCE,
     async_connected,
@@ -287,11 +288,9 @@ print("ended", sent)
 
 
 @pytest.mark.parametrize("name", ["sqlite"])
-def test_a_signal_at_any_moment_stops_run(servers: Servers, engine_to: MakeEngine, name: str) -> None:
+def test_a_signal_at_any_moment_stops_run(servers: Servers, engine_to: MakeEngine, name: str, tmp_path: Path) -> None:
     engine_to(name)
-    command = [sys.executable, "-c", INTERRUPTED, servers.installed(name, PLAIN[name])]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
-    assert ended.stdout == "ended True\n", ended.stderr
+    assert main(INTERRUPTED, tmp_path, servers.installed(name, PLAIN[name])) == (0, "ended True\n", "")
 
 
 def test_a_stop_before_the_wait_is_not_missed(lite: Engine) -> None:
@@ -338,16 +337,14 @@ asyncio.run(main())
 """
 
 
-def test_a_signal_stops_all_workers_of_a_loop(servers: Servers, engine_to: MakeEngine) -> None:
+@pytest.mark.parametrize("ended", [0, 2], ids=["that which handles signals has ended", "the last has ended"])
+def test_a_signal_stops_all_workers_of_a_loop(
+    servers: Servers, engine_to: MakeEngine, ended: int, tmp_path: Path
+) -> None:
     engine_to("postgresql15")
-    ran = subprocess.run(
-        [sys.executable, "-c", SIGNALLED, servers.installed("postgresql15", "asyncpg")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert ran.stdout == "one has ended\nall have ended True\n", ran.stderr
+    script = SIGNALLED.replace("s[2]", f"s[{ended}]")
+    status, *said = main(script, tmp_path, servers.installed("postgresql15", "asyncpg"))
+    assert (status, said[0]) == (0, "one has ended\nall have ended True\n"), said
 
 
 SERVED = """
@@ -388,16 +385,10 @@ asyncio.run(main())
 """
 
 
-def test_a_worker_in_a_server_leaves_the_signals_to_it(servers: Servers, engine_to: MakeEngine) -> None:
+def test_a_worker_in_a_server_leaves_the_signals_to_it(servers: Servers, engine_to: MakeEngine, tmp_path: Path) -> None:
     engine_to("postgresql15")
-    ran = subprocess.run(
-        [sys.executable, "-c", SERVED, servers.installed("postgresql15", "asyncpg")],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE,
-    )
-    assert ran.stdout == "began\ndone\nshut down\nraised again by uvicorn\n", ran.stderr
+    status, *said = main(SERVED, tmp_path, servers.installed("postgresql15", "asyncpg"))
+    assert (status, said[0]) == (0, "began\ndone\nshut down\nraised again by uvicorn\n"), said
 
 
 def test_a_worker_runs_once_at_a_time(lite: Engine) -> None:
