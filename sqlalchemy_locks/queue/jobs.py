@@ -282,8 +282,11 @@ class WorkerRows:
         self._own = RoleColumns(self.target.table, columns)
 
     def columns(self, context: BuildContext) -> RoleColumns:
-        """Return the columns by role."""
-        return self._own or _shipped_worker(context.tables.worker)
+        """Return the columns by role; refuse own timestamp columns that lose the time zone."""
+        if self._own is None:
+            return _shipped_worker(context.tables.worker)
+        context.backend.require_time_zone("Queue", [self._own.roles[role] for role in _WORKER_ROLES[1:]])
+        return self._own
 
     def route(self) -> dict[str, Any]:
         if self.target is not None:

@@ -104,16 +104,19 @@ class RemoveWorker(WorkerRow):
 class Requeue(JobSweep):
     """Returns stalled jobs to the queue, or marks them as dead after their last attempt; deletes silent workers.
 
-    :param since: workers are silent that have sent no heartbeat since the instant that is bound, rather than for the
-        seconds that are bound.
+    :param since: workers are silent that have sent no heartbeat since the instant that is bound, nor for the seconds
+        that are bound: after the server's clock was set back, the instant is later than what is sent from then on.
+        Otherwise only the seconds count.
     """
 
     def __init__(self, jobs: Jobs, *, since: bool = False) -> None:
         super().__init__(jobs, "Queue.requeue_stalled")
         kind: Any = Instant() if since else Float()
-        silent, forgotten = (bindparam(name, type_=kind) for name in ("locks_silent", "locks_forgotten"))
-        self._silent_at: Any = silent if since else SecondsAgo(silent)
+        forgotten = bindparam("locks_forgotten", type_=kind)
         self._forgotten_at: Any = forgotten if since else SecondsAgo(forgotten)
+        self._silent_at: list[Any] = [SecondsAgo(bindparam("locks_silent", type_=Float()))]
+        if since:
+            self._silent_at.append(bindparam("locks_since", type_=Instant()))
         self._taking = cache(lambda context: self._statement(context, self.spec(context)))
 
     def repeatable(self, operation: Operation[Any]) -> bool:
@@ -127,7 +130,7 @@ class Requeue(JobSweep):
 
     def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = self.jobs.at(context)
-        old = at.started_at < self._silent_at
+        old = and_(*(at.started_at < instant for instant in self._silent_at))
         stalled = old
         if self.jobs.workers is not None:
             workers = self.jobs.workers.columns(context)
@@ -180,7 +183,8 @@ class Requeue(JobSweep):
         )
         silent = select(workers["host"], func.coalesce(jobs.c.jobs, 0))
         silent = silent.outerjoin_from(workers.table, jobs, jobs.c.host == workers["host"])
-        silent = silent.where(heartbeat_at < self._silent_at, or_(jobs.c.jobs > 0, heartbeat_at < self._forgotten_at))
+        silent = silent.where(*(heartbeat_at < instant for instant in self._silent_at))
+        silent = silent.where(or_(jobs.c.jobs > 0, heartbeat_at < self._forgotten_at))
         return silent.order_by(heartbeat_at).limit(_FORGET)
 
     def _delete(self, execution: Execution, at: Any, host: str) -> bool:
@@ -190,7 +194,8 @@ class Requeue(JobSweep):
         """
         values = {**execution.values, HOST: host}
         own = at["host"] == bindparam(HOST, type_=at["host"].type)
-        locking = select(at["host"]).where(own, at["heartbeat_at"] < self._silent_at).with_for_update(skip_locked=True)
+        silent = (at["heartbeat_at"] < instant for instant in self._silent_at)
+        locking = select(at["host"]).where(own, *silent).with_for_update(skip_locked=True)
         if execution.execute(locking, values).first() is None:
             return False
         return bool(execution.execute(delete(at.table).where(own), {HOST: host}).rowcount)

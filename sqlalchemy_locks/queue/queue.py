@@ -316,7 +316,8 @@ class Queue(EntityPattern[E]):
         job is dead.
 
         :param older_than: how long ago a worker has sent its last heartbeat, in seconds: several times the workers'
-            ``heartbeat``; and how long ago a job was captured without a worker.
+            ``heartbeat``; and how long ago a job was captured without a worker. A queue on a table of your own that is
+            made without ``workers=`` knows of no worker: it requeues all jobs that run for so long.
         :param queue: only those of this queue; ``None``: of all queues.
         :param limit: the most jobs of one call, so that no transaction is long; call it again when it returns as many.
             The jobs of one worker are returned together, even if they are more.
@@ -521,11 +522,11 @@ class Queue(EntityPattern[E]):
         """Read which of these pairs run, or ended, under their claims: ``(internal_id, claim, state)``."""
         return RowsOperation(self._claimed_jobs, self._jobs.owned_pairs(jobs))
 
-    def _requeue_silent(self, since: datetime, *, queue: str, limit: int) -> Operation[Any]:
-        """Requeue the jobs of workers that have sent no heartbeat since an instant."""
-        forgotten = since - timedelta(seconds=FORGET_AFTER)
-        values = {LIMIT: limit, "locks_queue": queue, "locks_silent": since, "locks_forgotten": forgotten}
-        return Operation(self._requeue_since, values)
+    def _requeue_silent(self, stalled_after: float, by: datetime, *, queue: str, limit: int) -> Operation[Any]:
+        """Requeue the jobs of workers that have sent no heartbeat for some seconds, now and at an instant."""
+        since, forgotten = by - timedelta(seconds=stalled_after), by - timedelta(seconds=stalled_after + FORGET_AFTER)
+        silent = {"locks_silent": stalled_after, "locks_since": since, "locks_forgotten": forgotten}
+        return Operation(self._requeue_since, {LIMIT: limit, "locks_queue": queue, **silent})
 
     def _of_worker(self, kind: type[WorkerRow], host: str) -> Operation[Any]:
         """Return an operation on the row of one worker."""

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.workers.config import RetryPolicy, StopRequest, WorkerConfig
+from sqlalchemy_locks.workers.config import STALLED_AFTER, RetryPolicy, StopRequest, WorkerConfig
 from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.state import WorkerState
 
@@ -36,7 +36,7 @@ class BaseWorker(ObservedWorker, Generic[H, B]):
         prefetch: int = 0,
         heartbeat: float | timedelta = 15,
         poll: float | timedelta = 1,
-        stalled_after: float | timedelta | None = 300,
+        stalled_after: float | timedelta | None = STALLED_AFTER,
         grace: float | timedelta = 30,
         retry_in: RetryPolicy | None = None,
         host: str | None = None,

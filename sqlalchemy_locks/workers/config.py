@@ -20,6 +20,8 @@ from sqlalchemy_locks.queue.queue import Queue
 _LONGEST_HEARTBEAT = 3600.0
 #: a run appends a nonce, and the column has 255 characters
 _LONGEST_HOST = 240
+#: the default of ``stalled_after``: what other workers may have where this one judges nobody
+STALLED_AFTER = 300.0
 #: how long after the grace a worker may report and release its jobs, in seconds
 CLOSE_WITHIN = 3.0
 RetryPolicy = float | timedelta | Callable[[int], float | timedelta]

@@ -15,15 +15,18 @@ import logging
 import random
 import threading
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any
 
 from sqlalchemy.util import greenlet_spawn
 
 from sqlalchemy_locks.core.operation import fresh_nonce
 from sqlalchemy_locks.core.side_pool import SidePool
+from sqlalchemy_locks.dialects.base import DriverTimeout
+from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.queue.liveness import AddWorker, RemoveWorker, SendHeartbeat
 from sqlalchemy_locks.runtime.renewal import clock
-from sqlalchemy_locks.workers.config import WorkerConfig
+from sqlalchemy_locks.workers.config import STALLED_AFTER, WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, log
 
 #: the pause after a heartbeat that failed: the first one in seconds, and the longest as a part of the interval
@@ -33,6 +36,8 @@ _JITTER = 0.1
 #: how late a heartbeat may be, as a part of ``stalled_after``, and how long after the one before it, before those of
 #: other workers may have been too late: their interval may be half of ``stalled_after``
 _LATE, _LONGEST_GAP = 0.25, 0.5
+#: by how much the server's clock may have been set, as a part of it
+_CLOCK_SET = 0.25
 #: how long a worker that ends waits for a heartbeat under way, and for the deletion of its row, in seconds
 _END = 0.5
 
@@ -66,7 +71,11 @@ class Heartbeats:
         self.confirmed_at = -float("inf")
         #: when the last heartbeat ended, and since when none was late
         self._contact_at = self._contact_since = -float("inf")
+        #: how much the server's clock is ahead of :func:`clock`, in seconds
+        self._server_ahead: float | None = None
         self._failures = 0
+        #: the last heartbeat has failed by an error that is neither the driver's nor the network's
+        self._refused = False
         self._wake = threading.Event()
         self._ended = False
         self._thread: threading.Thread | None = None
@@ -84,12 +93,33 @@ class Heartbeats:
 
     def may_be_lost(self) -> bool:
         """Whether another worker may have taken the jobs."""
-        return self.config.stalled_after is not None and self.age() > self.config.stalled_after
+        return self.age() > (self.config.stalled_after or STALLED_AFTER)
 
     def steady(self) -> bool:
         """Whether other workers may be judged: every live one could send a heartbeat since contact was made."""
         stalled_after = self.config.stalled_after
         return stalled_after is not None and self.recent() and clock() - self._contact_since >= stalled_after
+
+    @property
+    def knows_clock(self) -> bool:
+        """Whether the server's clock was compared with this machine's."""
+        return self._server_ahead is not None
+
+    def clock_was_set(self, heartbeat_at: datetime, sent_at: float) -> bool:
+        """Compare the server's clock with this machine's; return whether it was set since the last comparison.
+
+        The heartbeats of others, stamped before that, are then as old as the clock was set forward: this worker judges
+        them when they could have sent another one.
+
+        :param heartbeat_at: the server's instant of the heartbeat that was sent at ``sent_at``.
+        """
+        before, self._server_ahead = self._server_ahead, heartbeat_at.timestamp() - sent_at
+        step = 0.0 if before is None else self._server_ahead - before
+        if abs(step) <= _CLOCK_SET * (self.config.stalled_after or 0.0):
+            return False
+        log(logging.WARNING, "The server's clock was set by %.0f s: silent workers are looked for later", step)
+        self._contact_since = clock()
+        return True
 
     def start(self) -> None:
         """Send heartbeats from now on."""
@@ -121,7 +151,7 @@ class Heartbeats:
                 result = asyncio.run_coroutine_threadsafe(greenlet_spawn(call), app).result()
             else:
                 result = loop.run_until_complete(greenlet_spawn(call))
-            if not self._added:
+            if not self._added and self._refused:
                 # the connections of an async_creator may belong to the loop of the app: try the one, then the other
                 in_app = not in_app
             return result
@@ -147,6 +177,8 @@ class Heartbeats:
         try:
             self._send(database)
         except Exception as error:
+            usual = (config.engine.dialect.loaded_dbapi.Error, OSError, DriverTimeout, LockError)
+            self._refused = not isinstance(getattr(error, "orig", error), usual)
             if not database.may_pass(error):
                 return self._fail(error)
             log(logging.WARNING, "A heartbeat could not be sent: %s", error)

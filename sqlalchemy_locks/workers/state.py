@@ -17,7 +17,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from functools import partial
 from itertools import takewhile
 from typing import Any
@@ -28,7 +27,7 @@ from sqlalchemy_locks.queue.fetch import decoders
 from sqlalchemy_locks.queue.jobs import BEGUN, COUNTED_AHEAD, ORDER
 from sqlalchemy_locks.queue.liveness import ReadHeartbeat
 from sqlalchemy_locks.sql.clock import utc
-from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig
+from sqlalchemy_locks.workers.config import STALLED_AFTER, StopRequest, WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, log, was_answered
 from sqlalchemy_locks.workers.events import JobReports, ObservedWorker
 from sqlalchemy_locks.workers.heartbeats import Heartbeats
@@ -114,7 +113,7 @@ class WorkerState:
     @property
     def _interval(self) -> float:
         """How often the worker compares its jobs with those in the database, in seconds."""
-        return self.config.stalled_after or 300.0
+        return self.config.stalled_after or STALLED_AFTER
 
     # between cycles, in any thread
 
@@ -539,16 +538,20 @@ class WorkerState:
         config = self.config
         if config.stalled_after is None or self.stopping or time.monotonic() < self._requeue_at:
             return
-        if not self.heartbeats.steady():
+        heartbeats = self.heartbeats
+        # its first heartbeat is read before it judges, too: to know the server's clock
+        if not (heartbeats.steady() if heartbeats.knows_clock else heartbeats.recent()):
             return
+        sent_at = heartbeats.confirmed_at
         # of a heartbeat in time: however late the statement is executed, it judges by an instant at which others could
         # send one, too
-        heartbeat_at = self.database.perform(config.queue._of_worker(ReadHeartbeat, self.heartbeats.host))
-        if heartbeat_at is None or not self.heartbeats.steady():
+        heartbeat_at = self.database.perform(config.queue._of_worker(ReadHeartbeat, heartbeats.host))
+        if heartbeat_at is None or heartbeats.confirmed_at != sent_at:
             return
         instant: Any = utc(heartbeat_at)
-        silent_since = instant - timedelta(seconds=config.stalled_after)
-        operation = config.queue._requeue_silent(silent_since, queue=config.name, limit=_REQUEUE)
+        if heartbeats.clock_was_set(instant, sent_at) or not heartbeats.steady():
+            return
+        operation = config.queue._requeue_silent(config.stalled_after, instant, queue=config.name, limit=_REQUEUE)
         number = self.database.perform(operation)
         if number:
             log(logging.WARNING, "%d jobs were requeued: their worker sent no heartbeat", number)

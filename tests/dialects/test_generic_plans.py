@@ -30,7 +30,7 @@ STATEMENTS: dict[str, sl.Operation[Any]] = {
     "queue.capture": queue.capture(2),
     "queue.complete": queue.complete([(1, 1)]),
     "queue.release": queue.release([(1, 1)]),
-    "a worker's sweep": queue._requeue_silent(SINCE, queue="default", limit=10),
+    "a worker's sweep": queue._requeue_silent(300, SINCE, queue="default", limit=10),
     "queue.get": queue.get("8ef0a1ba-5f2b-4f6b-8b0c-0d6d6d3c1a55"),
 }
 GROWTH = (

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import Counter
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, delete, event, func, select, update
+from sqlalchemy import Engine, create_engine, delete, event, func, literal, select, update
 from sqlalchemy.orm import DeclarativeBase
 
 import sqlalchemy_locks as sl
@@ -272,6 +273,30 @@ def test_nobody_is_judged_before_all_could_send_a_heartbeat(lite: Engine) -> Non
     steady(state.heartbeats)
     state._requeue_silent()
     assert counts(lite)["waiting"] == 1
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_a_server_clock_that_is_set_makes_nobody_silent(lite: Engine, seconds: int) -> None:
+    """Set back, this worker's own heartbeat is later than all others; set forward, theirs are as old as that."""
+    put(lite, 1)
+    other, state = state_of(lite, **STORED), state_of(lite, **STORED)
+    other.cycle()
+    before_that = other if seconds > 0 else state
+    with lite.begin() as connection:
+        worker = build_context(connection.dialect, {}).tables.worker
+        stamp = PlusSeconds(Now(), literal(-float(seconds)))
+        its_row = worker.c.host == before_that.heartbeats.host
+        connection.execute(update(worker).where(its_row).values(heartbeat_at=stamp))
+    steady(state.heartbeats)
+    if seconds > 0:
+        state.heartbeats._server_ahead = time.time() - seconds - clock()
+    state._requeue_silent()
+    assert counts(lite)["running"] == 1
+    if seconds > 0:
+        assert not state.heartbeats.steady()
+        steady(state.heartbeats)
+        state._requeue_silent()  # it is silent in fact
+        assert counts(lite)["waiting"] == 1
 
 
 def test_a_heartbeat_counts_from_before_it_is_sent(lite: Engine) -> None:
