@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from alembic import context
+from alembic.autogenerate import comparators
+from alembic.autogenerate.api import AutogenContext
 from alembic.operations import MigrationScript
 from alembic.runtime.migration import MigrationContext
 from alembic.util import coerce_resource_to_filename
 
 from sqlalchemy_locks.alembic import steps
-from sqlalchemy_locks.alembic.options import Options
+from sqlalchemy_locks.alembic.drift import check
+from sqlalchemy_locks.alembic.options import Options, Refused
+
+#: below Alembic's: the ``fileConfig()`` of an ``env.py`` disables every other one that exists already
+_logger = logging.getLogger("alembic.sqlalchemy_locks")
 
 
 def include_name(name: str | None, type_: str, parent_names: Mapping[Any, str | None]) -> bool:
@@ -68,3 +76,13 @@ def own_branch(
             directive.head = app_heads[0] if app_heads else "base"
         if not app_heads and directive.version_path is None and folders:
             directive.version_path = str(coerce_resource_to_filename(folders[0]).absolute())
+
+
+@comparators.dispatch_for("schema")
+def warn_of_drift(autogenerate: AutogenContext, _upgrade: Any, _schemas: Any) -> None:
+    """Log what :func:`check` finds, during ``alembic check`` and autogenerate, which don't compare functions."""
+    connection, options = autogenerate.connection, Options.from_config(autogenerate.migration_context.config)
+    with suppress(Refused):  # an engine without locks
+        if connection is not None and steps.recorded(connection, options):
+            for sentence in check(connection, schema=options.schema, prefix=options.prefix):
+                _logger.warning("Drift: %s", sentence)

@@ -7,48 +7,37 @@ Waiters poll: one that waited inside the server would have a snapshot, for which
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import os
-import socket
-import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
-from datetime import datetime, timedelta, timezone
-from pathlib import Path
+from datetime import timedelta
 from typing import Any
 
 from alembic import context
-from sqlalchemy import Connection, event, text
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
+from sqlalchemy import Connection, event
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import timeout_seconds, valid_name
-from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.yugabytedb import NO_ADVISORY_LOCKS
-from sqlalchemy_locks.errors import LockLost, LockTimeout, NotWritable, Unsupported
-from sqlalchemy_locks.keys import key
+from sqlalchemy_locks.dialects.migration_locks import ALEMBIC, MigrationLock, in_memory, migration_lock_on
+from sqlalchemy_locks.errors import LockLost, LockTimeout, Unsupported
 
-_logger = logging.getLogger("sqlalchemy_locks.alembic")
+#: below Alembic's: the ``fileConfig()`` of an ``env.py`` disables every other one that exists already
+_logger = logging.getLogger("alembic.sqlalchemy_locks")
 
-_NAME = "alembic"
 #: seconds: between two tries, at first and at most; between two messages of a waiter; between two pings of a holder
 _FIRST_PAUSE, _LONGEST_PAUSE, _MESSAGE_EVERY, _PING_EVERY = 0.05, 1.0, 10.0, 30.0
 #: how long a holder doesn't ask again between two statements of one revision, in seconds
 _RECENT = 1.0
-#: MySQL's longest ``wait_timeout`` on every platform, in seconds
-_LONGEST_IDLE = 2147483
 
 
 @contextmanager
 def migration_lock(
     connection: Connection,
     *,
-    name: str = _NAME,
+    name: str = ALEMBIC,
     timeout: float | timedelta | None = 600,
     required: bool = True,
 ) -> Iterator[None]:
@@ -85,19 +74,15 @@ def migration_lock(
     valid_name(name, "the name of a migration lock")
     limit = timeout_seconds(timeout)
     engine = connection.engine
-    if (
-        engine.dialect.name == "sqlite"
-        and isinstance(engine.pool, (StaticPool, SingletonThreadPool))
-        and engine.url.database in (None, "", ":memory:")
-    ):
-        yield  # a database in memory is one process's own
+    if in_memory(engine):
+        yield
         return
     pool = engine.pool.recreate()
     try:
         with closing(Connection(engine, connection=pool.connect())) as own:
-            lock: _Lock | None = None
+            lock: MigrationLock | None = None
             try:
-                lock = _lock_of(own, name)
+                lock = migration_lock_on(own, name)
                 if lock is not None:
                     _wait(lock, name, limit)
             except Unsupported as error:
@@ -117,170 +102,7 @@ def migration_lock(
         pool.dispose()
 
 
-class _PostgreSQL:
-    """A transaction-level advisory lock, in a transaction that is left open: poolers keep its server connection."""
-
-    def __init__(self, connection: Connection, name: str) -> None:
-        # whatever the role's default is: at a higher level the transaction would have a snapshot
-        self.connection = connection.execution_options(isolation_level="READ COMMITTED")
-        self._key = {"key": key("sqlalchemy_locks.migration", name)}
-
-    def acquire(self) -> bool:
-        """Try to acquire the lock."""
-        connection = self.connection
-        limits = text(
-            "SELECT set_config(name, '0', true) FROM pg_catalog.pg_settings"
-            " WHERE name IN ('idle_in_transaction_session_timeout', 'transaction_timeout')"
-        )
-        connection.execute(limits).all()
-        if connection.scalar(text("SELECT pg_catalog.pg_is_in_recovery()")):
-            raise NotWritable("the database is a hot standby, which grants locks of its own: migrate the primary")
-        if connection.scalar(text("SELECT pg_catalog.pg_try_advisory_xact_lock(:key)"), self._key):
-            return self.is_held()
-        connection.rollback()
-        return False
-
-    def is_held(self) -> bool:
-        """Ask the server, which also keeps the connection from being idle."""
-        # The lock ends with the transaction, and one that has failed answers with an error. With asyncpg a SELECT
-        # would keep its snapshot until the next statement; this command has none.
-        self.connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
-        return self.connection.in_transaction()
-
-    def holder(self) -> str | None:
-        """Describe who holds it, as far as this user may know."""
-        asking = text(
-            "SELECT l.pid, host(a.client_addr), a.application_name, a.xact_start FROM pg_catalog.pg_locks l"
-            " LEFT JOIN pg_catalog.pg_stat_activity a ON a.pid = l.pid"
-            " WHERE l.granted AND l.locktype = 'advisory' AND l.objsubid = 1"
-            " AND l.database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = current_database())"
-            " AND (l.classid::bigint << 32 | l.objid::bigint) = :key"
-        )
-        row = self.connection.execute(asking, self._key).first()
-        self.connection.rollback()
-        return None if row is None else _described(f"server process {row[0]}", row[1], row[2], row[3])
-
-    def release(self) -> None:
-        """Release the lock, unless its connection has died."""
-        with suppress(SQLAlchemyError):
-            self.connection.rollback()
-
-
-class _MySQL:
-    """``GET_LOCK``, whose names are the server's: this one has the database in it."""
-
-    def __init__(self, connection: Connection, name: str) -> None:
-        self.connection = connection.execution_options(isolation_level="AUTOCOMMIT")
-        database = self.connection.scalar(text("SELECT DATABASE()"))
-        self._name = {"name": "sqlalchemy_locks:" + hashlib.sha256(f"{database}\0{name}".encode()).hexdigest()[:40]}
-
-    def acquire(self) -> bool:
-        """Try to acquire the lock."""
-        self.connection.exec_driver_sql(f"SET SESSION wait_timeout = {_LONGEST_IDLE}")  # the holder is idle
-        return bool(self.connection.scalar(text("SELECT GET_LOCK(:name, 0)"), self._name))
-
-    def is_held(self) -> bool:
-        """Ask the server, which also keeps the connection from being idle."""
-        return bool(self.connection.scalar(text("SELECT IS_USED_LOCK(:name) = CONNECTION_ID()"), self._name))
-
-    def holder(self) -> str | None:
-        """Describe who holds it, as far as this user may know."""
-        id_ = self.connection.scalar(text("SELECT IS_USED_LOCK(:name)"), self._name)
-        if id_ is None:
-            return None
-        asking = text("SELECT host FROM information_schema.processlist WHERE id = :id")
-        return _described(f"connection {id_} of the server", self.connection.scalar(asking, {"id": id_}))
-
-    def release(self) -> None:
-        """Release the lock, unless its connection has died."""
-        with suppress(SQLAlchemyError):
-            self.connection.execute(text("SELECT RELEASE_LOCK(:name)"), self._name)
-
-
-class _SQLite:
-    """An exclusive transaction on a second file, which ends with its process; the database's own would block it."""
-
-    def __init__(self, path: str, name: str) -> None:
-        self._path = f"{path}-migration" if name == _NAME else f"{path}-migration-{key(name) % 2**64:x}"
-        self._holder = Path(f"{self._path}-holder")
-        try:
-            self._file = sqlite3.connect(self._path, timeout=0, isolation_level=None, check_same_thread=False)
-        except sqlite3.OperationalError as error:
-            raise self._refused(error) from error
-
-    def _refused(self, error: Exception) -> Unsupported:
-        return Unsupported(f"a migration lock needs the file {self._path}, which can't be made: {error}")
-
-    def acquire(self) -> bool:
-        """Try to acquire the lock."""
-        try:
-            self._file.execute("BEGIN EXCLUSIVE")
-        except sqlite3.OperationalError as error:
-            if "locked" in str(error):
-                return False
-            raise self._refused(error) from error
-        since = datetime.now(timezone.utc)
-        with suppress(OSError):
-            self._holder.write_text(_described(f"process {os.getpid()}", socket.gethostname(), since=since))
-        return True
-
-    def is_held(self) -> bool:
-        """Return whether the transaction is open."""
-        return self._file.in_transaction
-
-    def holder(self) -> str | None:
-        """Describe who holds it."""
-        with suppress(OSError):
-            return self._holder.read_text()
-        return None
-
-    def release(self) -> None:
-        """Release the lock."""
-        with suppress(OSError):
-            self._holder.unlink()
-        self._file.close()
-
-
-_Lock = _PostgreSQL | _MySQL | _SQLite
-
-
-def _lock_of(connection: Connection, name: str) -> _Lock | None:
-    """Return the kind of lock that an engine has; ``None`` where a database belongs to one process.
-
-    :raises Unsupported: where none is seen by all processes.
-    """
-    family, one_node = connection.dialect.name, connection.get_execution_options().get("locks_one_node")
-    if family == "sqlite":
-        database = connection.exec_driver_sql("PRAGMA database_list").all()[0]
-        connection.close()
-        return _SQLite(database[2], name) if database[2] else None
-    if family not in ("mysql", "mariadb", "postgresql", "yugabytedb"):
-        raise Unsupported(f"there is no migration lock for {family}: let one process migrate")
-    server = backend_for(connection.dialect).ask_server(connection)
-    connection.rollback()
-    if server.several_nodes is not None and not one_node:
-        raise Unsupported(server.several_nodes)
-    if family in ("mysql", "mariadb"):
-        if server.cluster is not None and not one_node:
-            raise Unsupported(
-                f"a migration lock is held on one node of {server.cluster} only: let one process migrate, or set the "
-                "engine's execution option locks_one_node=True if all processes connect to one node"
-            )
-        return _MySQL(connection, name)
-    if not server.advisory_locks:
-        raise Unsupported(f"{NO_ADVISORY_LOCKS}, or let one process migrate")
-    return _PostgreSQL(connection, name)
-
-
-def _described(who: str, host: str | None, application: str | None = None, since: datetime | None = None) -> str:
-    """Return a text about a holder."""
-    parts = [who, f"from {host}" if host else "", f"({application})" if application else ""]
-    if since is not None:
-        parts.append(f"since {since.astimezone():%Y-%m-%d %H:%M:%S %z}")
-    return " ".join(filter(None, parts))
-
-
-def _wait(lock: _Lock, name: str, limit: float | None) -> None:
+def _wait(lock: MigrationLock, name: str, limit: float | None) -> None:
     """Try until the lock is acquired.
 
     :raises LockTimeout: when ``limit`` seconds have passed.
@@ -304,19 +126,15 @@ def _wait(lock: _Lock, name: str, limit: float | None) -> None:
         pause = min(_LONGEST_PAUSE, pause * 1.5)
 
 
-def _is_async(lock: _Lock) -> bool:
-    return not isinstance(lock, _SQLite) and lock.connection.dialect.is_async
-
-
-def _sleep(lock: _Lock, seconds: float) -> None:
-    if _is_async(lock):
+def _sleep(lock: MigrationLock, seconds: float) -> None:
+    if lock.asynchronous:
         await_only(asyncio.sleep(seconds))
     else:
         time.sleep(seconds)
 
 
 @contextmanager
-def _watched(connection: Connection, lock: _Lock, name: str) -> Iterator[None]:
+def _watched(connection: Connection, lock: MigrationLock, name: str) -> Iterator[None]:
     """Ask whether a lock is held before each revision, about once a second, and at the end; keep its connection alive.
 
     :raises LockLost: when it is not: in a statement of the migration, or at the end.
@@ -358,12 +176,12 @@ def _version_table() -> str:
 
 
 @contextmanager
-def _pinged(lock: _Lock, look: Callable[[], None]) -> Iterator[Callable[[], None]]:
+def _pinged(lock: MigrationLock, look: Callable[[], None]) -> Iterator[Callable[[], None]]:
     """Keep a connection from being idle, in a thread, or in a task of the loop with an async driver.
 
     It yields ``look`` for the thread or task of the migrations: one of the two uses the connection at a time.
     """
-    if _is_async(lock):
+    if lock.asynchronous:
         alone = asyncio.Lock()
 
         def look_alone() -> None:

@@ -44,26 +44,16 @@ def table_mode(engine: tuple[str, str]) -> dict[str, str]:
 
 
 def test_shipped_tables_are_not_dropped(url: URL, table_mode: dict[str, str], tmp_path: Path) -> None:
+    """Other tables are still compared."""
     Project(tmp_path, url, "directives", **table_mode).upgrade()
     assert {name.removeprefix("lock_") for name in proposed(url, None)} == OURS
     assert proposed(url, include_name) == set()
-
-
-def test_other_tables_are_still_compared(url: URL, tmp_path: Path) -> None:
-    Project(tmp_path, url, "directives").upgrade()
     run(url, "CREATE TABLE lock_mine (id INT PRIMARY KEY)", "CREATE TABLE installed (id INT PRIMARY KEY)")
     expected = {"lock_mine", "installed"}
     if url.get_backend_name() in ("postgresql", "yugabytedb"):
         run(url, "CREATE TABLE lock.orders (id INT PRIMARY KEY)")
         expected.add("orders")
     assert proposed(url, include_name) == expected
-
-
-def test_a_filter_of_the_app_calls_it(fresh: Fresh, tmp_path: Path) -> None:
-    url = fresh("sqlite", "pysqlite")
-    Project(tmp_path, url, "directives").upgrade()
-    run(url, "CREATE TABLE one (id INT PRIMARY KEY)", "CREATE TABLE two (id INT PRIMARY KEY)")
-    assert proposed(url, lambda name, *rest: name != "two" and include_name(name, *rest)) == {"one"}
 
 
 def revise(config: Config, **arguments: Any) -> Any:
@@ -148,6 +138,10 @@ class Mail(sl.JobColumns, Base):
     __tablename__ = "mail"
 
 
+class MailWorker(sl.WorkerColumns, Base):
+    __tablename__ = "mail_worker"
+
+
 OWN = """
 import sqlalchemy_locks as sl
 from sqlalchemy.orm import DeclarativeBase
@@ -162,7 +156,7 @@ target_metadata = [Base.metadata, sl.metadata(schema={schema!r})]
 
 
 def test_the_librarys_own_metadata_among_the_targets(url: URL, tmp_path: Path) -> None:
-    """Compared with their defaults: after the first revision there is no difference."""
+    """Compared with their defaults: after the first revision there is no difference, and a class's queue works."""
     # before 1.20 it compares MariaDB's `utc_timestamp(6)` with the parentheses that MySQL needs
     defaults = not url.drivername.startswith("mariadb") or tuple(map(int, alembic.__version__.split(".")[:2])) >= (
         1,
@@ -184,8 +178,13 @@ def test_the_librarys_own_metadata_among_the_targets(url: URL, tmp_path: Path) -
     assert "create_table('mail'" in made
     assert made.count("create_table(") == 2
     assert "drop_table" not in made.partition("def downgrade")[0]
+    assert "sqlalchemy_locks.sql" not in made, "a revision imports SQLAlchemy's own types"
     project.upgrade()
     command.check(project.config)
+    queue, engine = sl.Queue(Mail, workers=MailWorker), sa.create_engine(url, poolclass=sa.NullPool)
+    with engine.begin() as connection:
+        connection.execute(queue.put({"a": 1}, 2))
+        assert [job.payload for job in connection.execute(queue.capture(5))] == [{"a": 1}, 2]
 
 
 def test_names_that_the_server_folds(fresh: Fresh, tmp_path: Path) -> None:
@@ -206,32 +205,3 @@ def test_names_that_the_server_folds(fresh: Fresh, tmp_path: Path) -> None:
         assert session.scalar(sl.lock.try_exclusive("a")) is False
     assert locks.mutex.acquire("a")
     project.downgrade()
-
-
-JOBS = """
-import sqlalchemy_locks as sl
-from sqlalchemy.orm import DeclarativeBase
-class Base(DeclarativeBase): pass
-class Mail(sl.JobColumns, Base):
-    __tablename__ = "mail"
-sl.Queue(Mail).indexes({dialect!r})
-target_metadata = Base.metadata
-"""
-
-
-def test_a_table_of_jobs_is_generated_from_its_class(url: URL, tmp_path: Path) -> None:
-    """With SQLAlchemy's own types, which a revision imports; a second comparison finds no difference."""
-    project = Project(tmp_path, url, "revisions")
-    env = tmp_path / "env.py"
-    env.write_text(env.read_text().replace("target_metadata = None", JOBS.format(dialect=url.get_backend_name())))
-    project.upgrade()
-    script = revise(project.config, autogenerate=True)
-    made = Path(script.path).read_text()
-    assert "create_table('mail'" in made
-    assert "sqlalchemy_locks.sql" not in made
-    command.upgrade(project.config, "heads")
-    command.check(project.config)
-    queue, engine = sl.Queue(Mail), sa.create_engine(url, poolclass=sa.NullPool)
-    with engine.begin() as connection:
-        connection.execute(queue.put({"a": 1}, 2))
-        assert [job.payload for job in connection.execute(queue.capture(5))] == [{"a": 1}, 2]

@@ -44,7 +44,6 @@ def install(engine: Engine, barrier: threading.Barrier, block: bool) -> None:
         ("postgresql15", "autocommit"),
         ("postgresql18", "autocommit_block"),
         ("mysql", "transaction"),
-        ("mysql", "autocommit"),
         ("mariadb", "autocommit_block"),
     ],
 )

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
+from alembic import command
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.alembic import Refused
 from sqlalchemy_locks.alembic.steps import STEPS
+from tests.alembic.conftest import ENGINES
 from tests.alembic.project import (
     Fresh,
     Project,
@@ -24,11 +27,19 @@ from tests.alembic.project import (
 HEAD = f"sqlalchemy_locks_{STEPS[-1]}"
 
 
-def test_downgrade_removes_what_upgrade_created(project: Project, url: URL, installed_by: str) -> None:
+def test_one_door_of_the_two_again_and_back(project: Project, url: URL, installed_by: str, tmp_path: Path) -> None:
     project.upgrade()
-    made = catalog(url)
+    made, record = catalog(url), installed(url)
     assert made
-    assert installed(url) == [(step, installed_by) for step in STEPS]
+    assert record == [(step, installed_by) for step in STEPS]
+    run(url, "DROP TABLE alembic_version")
+    other = "directives" if installed_by == "revisions" else "revisions"
+    with pytest.raises(Refused, match="stay with the one that was used first"):
+        Project(tmp_path / other, url, other).upgrade()
+    assert (catalog(url), installed(url)) == (made, record)
+    # the whole step runs again
+    project.upgrade()
+    assert (catalog(url), installed(url)) == (made, record)
     project.downgrade()
     assert catalog(url) == {}
     project.upgrade()
@@ -49,19 +60,6 @@ def test_both_doors_and_their_offline_scripts_install_the_same(
         execute(offline, project.script("downgrade"))
         assert catalog(offline) == {}
     assert all(each == catalogs[0] for each in catalogs)
-
-
-@pytest.mark.parametrize("second", ["revisions", "directives"])
-def test_revisions_and_directives_are_not_mixed(url: URL, tmp_path: Path, second: str) -> None:
-    first = {"revisions": "directives", "directives": "revisions"}[second]
-    Project(tmp_path / first, url, first).upgrade()
-    made = catalog(url)
-    run(url, "DROP TABLE alembic_version")
-    other = Project(tmp_path / second, url, second)
-    with pytest.raises(Refused, match="stay with the one that was used first"):
-        other.upgrade()
-    assert catalog(url) == made
-    assert installed(url) == [(step, first) for step in STEPS]
 
 
 @pytest.mark.parametrize(
@@ -94,8 +92,9 @@ def interruptions(commands: list[str]) -> list[int]:
     ]
 
 
+@pytest.mark.parametrize("engine", ENGINES[1:], ids="-".join)
 def test_an_interrupted_upgrade_or_downgrade_runs_again(url: URL, engine: tuple[str, str], tmp_path: Path) -> None:
-    """Where each DDL command commits by itself, the whole step is run again."""
+    """Where each DDL command commits by itself, the whole step is run again; PostgreSQL rolls it back."""
     project = Project(tmp_path, url, "directives")
     project.upgrade()
     complete = catalog(url)
@@ -109,12 +108,22 @@ def test_an_interrupted_upgrade_or_downgrade_runs_again(url: URL, engine: tuple[
         project.upgrade()
 
 
-def test_a_whole_step_runs_again(project: Project, url: URL) -> None:
-    project.upgrade()
-    made, record = catalog(url), installed(url)
-    run(url, "DELETE FROM alembic_version")
-    project.upgrade()
-    assert (catalog(url), installed(url)) == (made, record)
+def test_a_number_of_steps_drops_no_locks_beside_other_heads(postgresql: URL, tmp_path: Path) -> None:
+    """Alembic takes the first of the rows of alembic_version, and PostgreSQL moves the one that was changed last."""
+    project = Project(tmp_path, postgresql, "revisions")
+    for name, down in (("a1", None), ("a2", "a1")):
+        body = f"revision = {name!r}\ndown_revision = {down!r}\ndef upgrade(): pass\ndef downgrade(): pass\n"
+        (tmp_path / "versions" / f"{name}.py").write_text(body)
+        project.upgrade()
+    made = catalog(postgresql)
+    with pytest.warns(UserWarning, match="ambiguous"), pytest.raises(CommandError, match=r"BRANCH@-1 or REVISION for"):
+        command.downgrade(project.config, "-1")
+    assert catalog(postgresql) == made
+    assert sorted(run(postgresql, "SELECT * FROM alembic_version")) == [("a2",), (HEAD,)]
+    command.downgrade(project.config, "a2@-1")
+    assert catalog(postgresql) == made
+    command.downgrade(project.config, "sqlalchemy_locks@-1")
+    assert catalog(postgresql) == {}
 
 
 def test_one_labelled_head(tmp_path: Path) -> None:
