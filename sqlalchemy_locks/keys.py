@@ -41,6 +41,14 @@ def key(*parts: str | int) -> int:
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "big", signed=True)
 
 
+def queue_key(installation: str, semaphore: str) -> int:
+    """Return the key of the queue in which processes wait for a semaphore's permits, where the server keeps one.
+
+    :param installation: what tells the semaphores of one schema from those of another.
+    """
+    return key("sqlalchemy_locks.semaphore", installation, semaphore)
+
+
 def as_key(value: str | int) -> int:
     """Return the key for an argument: an ``int`` is the key itself, a ``str`` is hashed.
 

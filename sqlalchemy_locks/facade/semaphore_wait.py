@@ -41,7 +41,7 @@ from sqlalchemy_locks.errors import (
     UnknownSemaphore,
 )
 from sqlalchemy_locks.facade.host import LockHost
-from sqlalchemy_locks.keys import key
+from sqlalchemy_locks.keys import queue_key
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.events import is_logged, log
 from sqlalchemy_locks.runtime.local_queue import local_queues
@@ -52,10 +52,7 @@ from sqlalchemy_locks.semaphore.release import forget, withdraw
 from sqlalchemy_locks.values import Grant, PermitHolder
 
 _NOTHING: Mapping[str, int] = {}
-
-queue_key = lru_cache(1024)(key)
-
-
+_queue_key = lru_cache(1024)(queue_key)
 #: when a wait without a timeout is logged, in seconds
 LONG_WAIT = 60.0
 #: the longest wait of one statement for the head of the server's queue, in seconds
@@ -185,7 +182,7 @@ class SemaphoreWaiter:
     def _queue_keys(self) -> list[int]:
         """Return the keys of the server's queues; semaphores of another schema or prefix have others."""
         where = self._locks._installation
-        return [queue_key("sqlalchemy_locks.semaphore", where, name) for name in self._permits]
+        return [_queue_key(where, name) for name in self._permits]
 
     def _wait_for(self, name: str) -> Grant | str:
         """Wait for room in a semaphore; return the grant, or which semaphore to wait for instead."""
