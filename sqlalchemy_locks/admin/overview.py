@@ -142,14 +142,14 @@ def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
 
 def dead(locks: Locks, limit: int, queue: Queue[Any] | None = None) -> Part:
     """Return the jobs that died last."""
-    return Part(_dicts(locks.run(activity.dead(limit, jobs=queue and queue._jobs))))
+    return Part(_dicts(locks.run(activity.dead(limit, jobs=queue._jobs if queue else None))))
 
 
 def workers(locks: Locks, queue: Queue[Any] | None = None) -> Part:
     """Return the workers, silent ones first; none of an app's own table of jobs that has no table of workers."""
     if queue is not None and queue._jobs.workers is None:
         return Part([], {"workers": 0, "silent": 0})
-    rows = _dicts(locks.run(activity.workers(COUNT_LIMIT, queue and queue._jobs)))
+    rows = _dicts(locks.run(activity.workers(COUNT_LIMIT, queue._jobs if queue else None)))
     for row in rows:
         row["silent"] = max(0, row["silent"])
         row["alive"] = row["silent"] < STALLED_AFTER

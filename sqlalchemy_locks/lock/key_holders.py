@@ -64,9 +64,8 @@ class _Holders(OperationImpl):
                 raise
             raise Unsupported(f"{HOLDERS_UNAVAILABLE} {why}") from error
         names = {key: (name, "lock") for key, name in execution.values.get("names", {}).items()}
-        keys = {row.key for row in rows}
-        if keys and not self.of_keys and not execution.backend.key_rows:
-            names = _queues(execution, keys)
+        if rows and not self.of_keys and not execution.backend.key_rows:
+            names = _queues(execution, {row.key for row in rows})
         holders = _with_waiters(rows, names)
         return IteratorResult(SimpleResultMetaData(["holder"]), iter([(holder,) for holder in holders]))
 

@@ -48,7 +48,7 @@ def _use(context: BuildContext, *, named: bool = False, expiring: bool = False) 
     )
     held = sa.and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
     source: Any = sem.outerjoin(per, held)
-    parts = {"used": per.c.count}
+    parts: dict[str, Any] = {"used": per.c.count}
     if expiring:
         source = source.outerjoin(req, req.c.id == per.c.permit_request_id)
         parts = {
