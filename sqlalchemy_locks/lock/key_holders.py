@@ -20,7 +20,7 @@ from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationIm
 from sqlalchemy_locks.core.typing import shaped_rows
 from sqlalchemy_locks.dialects.base import Meaning
 from sqlalchemy_locks.errors import Unsupported
-from sqlalchemy_locks.keys import as_key, queue_key
+from sqlalchemy_locks.keys import as_key, queue_keys
 from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.sql.elements import HOLDERS_UNAVAILABLE, HeldKeys
 from sqlalchemy_locks.values import KeyHolder, KeyWaiter
@@ -74,9 +74,9 @@ def _queues(execution: Execution, keys: Collection[int]) -> dict[int, tuple[str,
     """Return name and kind of the semaphores whose queues of waiters have these keys, by key."""
     sem = execution.context.tables.semaphore.c
     newest = select(sem.name, sem.on_demand).where(sem.capacity.is_not(None)).order_by(sem.id.desc()).limit(_SEMAPHORES)
-    rows, place = execution.execute(newest, {}).all(), installation(execution.connection.engine)
-    kinds = {False: "semaphore", True: "lease"}
-    return {key: (row.name, kinds[row.on_demand]) for row in rows if (key := queue_key(place, row.name)) in keys}
+    rows = execution.execute(newest, {}).all()
+    by_key = zip(queue_keys(installation(execution.connection.engine), (name for name, _ in rows)), rows, strict=True)
+    return {key: (name, "lease" if on_demand else "semaphore") for key, (name, on_demand) in by_key if key in keys}
 
 
 def _with_waiters(rows: Iterable[Any], names: Mapping[int, tuple[Any, str]]) -> list[KeyHolder]:

@@ -15,7 +15,6 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic.steps import STEPS
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.facade.semaphore_wait import ServerQueue
-from sqlalchemy_locks.keys import queue_key
 from sqlalchemy_locks.sql.clock import SecondsAgo
 from tests.cli.conftest import ENGINES, Cli, run
 from tests.conftest import PLAIN, Servers
@@ -217,10 +216,11 @@ def test_status_shows_keys_and_waiters(postgresql: Cli) -> None:
 def test_status_names_the_queues_of_waiters(postgresql: Cli) -> None:
     """By the semaphore or lease that they wait for, and who holds it, not by the key of the queue."""
     locks = postgresql.locks
+    key = sl.lock.key("sqlalchemy_locks.semaphore", locks._installation, "leader")
     with locks.lease("leader", ttl=60), contextlib.ExitStack() as stack:
         for _ in range(2):  # processes wait there, one of each
             other = stack.enter_context(connected(postgresql.url))
-            queue = ServerQueue(other, queue_key(locks._installation, "leader"), lambda connection: None)
+            queue = ServerQueue(other, key, lambda connection: None)
             later(queue.join, 30.0)
             stack.callback(queue._transaction.abandon, None)
         until(lambda: "2 waiters" in postgresql("status").stdout)
