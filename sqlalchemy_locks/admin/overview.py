@@ -149,9 +149,10 @@ def workers(locks: Locks, queue: Queue[Any] | None = None) -> Part:
     """Return the workers, silent ones first; none of an app's own table of jobs that has no table of workers."""
     if queue is not None and queue._jobs.workers is None:
         return Part([], {"workers": 0, "silent": 0})
-    rows = _dicts(locks.run(activity.workers(COUNT_LIMIT, queue._jobs if queue else None)))
+    rows = _dicts(locks.run(activity.workers(COUNT_LIMIT, COUNT_LIMIT, queue._jobs if queue else None)))
+    more = sum(row["running"] for row in rows) >= COUNT_LIMIT
     for row in rows:
-        row["silent"] = max(0, row["silent"])
+        row["more"], row["silent"] = more, max(0, row["silent"])
         row["alive"] = row["silent"] < STALLED_AFTER
     silent = sum(not row["alive"] for row in rows)
     return Part(rows, {"workers": len(rows), "silent": silent}, ["workers"] if len(rows) == COUNT_LIMIT else ())

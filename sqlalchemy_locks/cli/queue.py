@@ -203,7 +203,8 @@ def worker_table(rows: list[dict[str, Any]]) -> Any:
     grid = table("Worker", *numbers, right=numbers)
     for row in rows:
         heartbeat = plain(f"{format_duration(row['silent'])} ago", "" if row["alive"] else "yellow")
-        grid.add_row(plain(row["host"]), number(row["running"]), heartbeat, plain(f"{format_duration(row['age'])} ago"))
+        running = plain(f"{row['running']:,}{'+' if row['more'] else ''}")
+        grid.add_row(plain(row["host"]), running, heartbeat, plain(f"{format_duration(row['age'])} ago"))
     return grid
 
 

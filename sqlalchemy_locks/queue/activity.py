@@ -38,7 +38,7 @@ _EVERY: Any = literal_column("1000000000", Integer())
 #: seconds, as a literal: the expressions in SELECT and GROUP BY must be the same
 _MINUTE: Any = literal_column("60", Integer())
 _DEAD = ("external_id", "queue_id", "attempts", "max_attempts", "error")
-_LIMIT = bindparam("locks_limit", type_=Integer())
+_LIMIT, _COUNTED = (bindparam(name, type_=Integer()) for name in ("locks_limit", "locks_counted"))
 
 
 class Stats(JobOperation):
@@ -117,8 +117,10 @@ class Workers(JobOperation):
 
     def build(self, context: BuildContext) -> Executable | None:
         at, workers = self.jobs.at(context), self.jobs.require_workers().columns(context)
-        running = select(at.processing_host.label("host"), func.count().label("jobs")).where(*self.jobs.running(at))
-        jobs = running.group_by(at.processing_host).subquery("jobs")
+        running = (
+            select(at.processing_host.label("host")).where(*self.jobs.running(at)).limit(_COUNTED).subquery("runs")
+        )
+        jobs = select(running.c.host, func.count().label("jobs")).group_by(running.c.host).subquery("jobs")
         columns = (
             workers["host"].label("host"),
             func.coalesce(jobs.c.jobs, 0).label("running"),
@@ -175,12 +177,13 @@ def dead(limit: int, queue: str | None = None, jobs: Jobs | None = None) -> Rows
     return RowsOperation(_of(DeadJobs, jobs), {"locks_queue": name, "locks_limit": valid_int(limit, "limit")})
 
 
-def workers(limit: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
+def workers(limit: int, counted: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
     """Return the workers: ``host, running, silent, age``, those that are silent for longest first.
 
     ``running`` is the number of its jobs, ``silent`` how long ago its last heartbeat was, ``age`` its start.
 
+    :param counted: the most running jobs that are counted, of all workers; if the numbers add up to it, there are more.
     :param jobs: in a table of the app's own.
     :raises ValueError: for a table of jobs without one of workers.
     """
-    return RowsOperation(_of(Workers, jobs), {"locks_limit": valid_int(limit, "limit")})
+    return RowsOperation(_of(Workers, jobs), {"locks_limit": valid_int(limit, "limit"), "locks_counted": counted})
