@@ -74,7 +74,7 @@ def _queues(execution: Execution, keys: Collection[int]) -> dict[int, tuple[str,
     """Return name and kind of the semaphores whose queues of waiters have these keys, by key."""
     sem = execution.context.tables.semaphore.c
     newest = select(sem.name, sem.on_demand).where(sem.capacity.is_not(None)).order_by(sem.id.desc()).limit(_SEMAPHORES)
-    rows = execution.execute(newest, {}).all()
+    rows: Any = execution.execute(newest, {}).all()
     by_key = zip(queue_keys(installation(execution.connection.engine), (name for name, _ in rows)), rows, strict=True)
     return {key: (name, "lease" if on_demand else "semaphore") for key, (name, on_demand) in by_key if key in keys}
 
