@@ -340,7 +340,7 @@ def oldest_holders(each: int, semaphores: Sequence[int]) -> RowsOperation[Any]:
     :param each: how many of each semaphore. :param semaphores: their ids, up to ``SEMAPHORES``.
 
     ``age`` is how long it has been held, and ``left`` how long it still is, in whole seconds by the server's clock;
-    ``left`` is ``None`` without a time to live, and less than 0 for what has expired and is still counted.
+    ``left`` is ``None`` without a time to live, and less than 0 for what has expired.
     """
     ids = dict(enumerate(semaphores))
     chosen = {f"semaphore_{number}": ids.get(number) for number in range(SEMAPHORES)}
