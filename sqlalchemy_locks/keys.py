@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable, Iterator
 
 LOWEST = -(2**63)
 HIGHEST = 2**63 - 1
@@ -39,6 +40,20 @@ def key(*parts: str | int) -> int:
     except UnicodeEncodeError:
         raise ValueError("a lock's name must be valid Unicode text") from None
     return int.from_bytes(hashlib.sha256(name).digest()[:8], "big", signed=True)
+
+
+def queue_keys(installation: str, semaphores: Iterable[str]) -> Iterator[int]:
+    """Yield the keys of the queues in which processes wait for semaphores' permits, where the server keeps them.
+
+    Each is ``key("sqlalchemy_locks.semaphore", installation, name)``, in a quarter of the time.
+
+    :param installation: what tells the semaphores of one schema from those of another.
+    """
+    beginning = hashlib.sha256(f"sqlalchemy_locks.semaphore\0{installation}\0".encode())
+    for name in semaphores:
+        digest = beginning.copy()
+        digest.update(name.encode())
+        yield int.from_bytes(digest.digest()[:8], "big", signed=True)
 
 
 def as_key(value: str | int) -> int:

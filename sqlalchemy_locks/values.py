@@ -143,13 +143,17 @@ class KeyHolder(Holder):
     state: str | None
     #: the waiters for the key in FIFO order
     waiting: tuple[KeyWaiter, ...] = ()
+    #: ``semaphore`` or ``lease``: the key is that of the queue of waiters for the permits of ``name``, one of each
+    #: process; the first one of them holds it
+    kind: Literal["lock", "semaphore", "lease"] = "lock"
 
     def __str__(self) -> str:
         account = self.user or "" if self.host is None else f"{self.user or ''}@{self.host}"
         details = ", ".join(part for part in (self.owner, account, self.state) if part)
         session = f"session {self.session}" if self.session is not None else "a prepared transaction"
         since = "" if self.since is None else f" since {self.since:%Y-%m-%d %H:%M:%S} UTC"
-        return f"{session}{f' ({details})' if details else ''}{since}"
+        first = "" if self.kind == "lock" else f"first waiter of {self.kind} {self.name}: "
+        return f"{first}{session}{f' ({details})' if details else ''}{since}"
 
 
 @dataclass(frozen=True)

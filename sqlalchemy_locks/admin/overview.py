@@ -15,6 +15,7 @@ from typing import Any
 from sqlalchemy import select
 
 from sqlalchemy_locks import lock, semaphore
+from sqlalchemy_locks._validation import format_duration
 from sqlalchemy_locks.conditional.listing import count_listed
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
@@ -42,6 +43,8 @@ STALLED_AFTER = 300.0
 COMPLETED_WITHIN = 3600.0
 #: the maximum number of changes of capacity
 CHANGES = 20
+#: of how many semaphores that others wait for the holders are read
+QUEUED = 50
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,12 @@ def _dicts(rows: Any) -> Rows:
 def semaphores(locks: Locks, limit: int) -> Part:
     """Return the fullest semaphores, and the leases that are held longest (``on_demand``).
 
+    What has expired isn't used, but ``expired``; the counts leave it out as far as these rows have it.
+
     :param limit: how many semaphores, and how many leases.
     """
     counts: dict[str, int] = dict.fromkeys(("semaphores", "full", "leases", "leases_held", "permits"), 0)
-    rows = []
+    rows: Rows = []
     for row in _dicts(locks.run(queries.fullest(limit))):
         row.update(used=int(row["used"]), on_demand=bool(row["on_demand"]))
         total, full = row.pop("total"), row.pop("full")
@@ -88,12 +93,24 @@ def semaphores(locks: Locks, limit: int) -> Part:
             counts |= {"leases": total, "leases_held": int(row["holders"])}
         else:
             counts |= {"semaphores": total, "full": int(full)}
-    return Part(rows, counts)
+    # read of these rows alone: of all that is held, each request would have to be read
+    ids = [row["id"] for row in rows if row["holders"]]
+    expired = {id: int(permits) for id, permits in locks.run(queries.expired_permits(ids)) if permits} if ids else {}
+    for row in rows:
+        row["expired"] = expired.get(row["id"], 0)
+        live = row["used"] - row["expired"]
+        counts["permits"] -= row["expired"]
+        if row["expired"] and row["on_demand"]:
+            counts["leases_held"] -= 1
+        elif row["expired"]:
+            counts["full"] -= live < row["capacity"] <= row["used"]
+        row["used"] = live
+    return Part([row for row in rows if row["used"] or not row["on_demand"]], counts)
 
 
 def one_semaphore(locks: Locks, name: str) -> Part:
     """Return the semaphore of this name, if there is one, as :func:`semaphores` does."""
-    rows = _dicts(locks.run(queries.one_semaphore(name)))
+    rows = _dicts(locks.run(queries.named([name])))
     return Part([{**row, "on_demand": False} for row in rows], {"semaphores": len(rows)})
 
 
@@ -123,6 +140,24 @@ def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
     return Part(rows, {"queues": len(rows), **{state: sum(row[state] for row in rows) for state in states}})
 
 
+def dead(locks: Locks, limit: int, queue: Queue[Any] | None = None) -> Part:
+    """Return the jobs that died last."""
+    return Part(_dicts(locks.run(activity.dead(limit, jobs=queue._jobs if queue else None))))
+
+
+def workers(locks: Locks, queue: Queue[Any] | None = None) -> Part:
+    """Return the workers, silent ones first; none of an app's own table of jobs that has no table of workers."""
+    if queue is not None and queue._jobs.workers is None:
+        return Part([], {"workers": 0, "silent": 0})
+    rows = _dicts(locks.run(activity.workers(COUNT_LIMIT, COUNT_LIMIT, queue._jobs if queue else None)))
+    more = sum(row["running"] for row in rows) >= COUNT_LIMIT
+    for row in rows:
+        row["more"], row["silent"] = more, max(0, row["silent"])
+        row["alive"] = row["silent"] < STALLED_AFTER
+    silent = sum(not row["alive"] for row in rows)
+    return Part(rows, {"workers": len(rows), "silent": silent}, ["workers"] if len(rows) == COUNT_LIMIT else ())
+
+
 def completed(locks: Locks) -> Part:
     """Return how many jobs were completed in each of the last minutes, queue by queue."""
     return Part(_dicts(locks.run(activity.completed(COMPLETED_WITHIN, COUNT_LIMIT))))
@@ -134,8 +169,8 @@ def mutexes(locks: Locks, limit: int, mutex: Mutex | None = None) -> Part:
 
 
 def timeouts(locks: Locks, limit: int, timeout: Timeout | None = None) -> Part:
-    """Return timeouts by name."""
-    return _listed(locks, (timeout or Timeout()).listed(limit), "timeouts")
+    """Return what is acquired once per period, by name."""
+    return _listed(locks, (timeout or Timeout()).listed(limit), "periods")
 
 
 def _listed(locks: Locks, listing: Operation[Any], what: str) -> Part:
@@ -150,9 +185,33 @@ def maintenance(locks: Locks) -> Part:
 
 
 def keys(locks: Locks) -> Part:
-    """Return the holders of keys, and the waiters."""
+    """Return the holders of locks with their waiters; before them (by ``kind``) the queues of waiters for permits.
+
+    Such a queue ``says`` in a sentence who waits for what; its first waiter holds its key.
+    """
     rows = [asdict(holder) for holder in locks.run(lock.holders())]
-    return Part(rows, {"keys": len(rows), "waiters": sum(len(row["waiting"]) for row in rows)})
+    for row in rows:
+        row["waiters"] = len(row["waiting"]) + (row["kind"] != "lock")
+    rows.sort(key=lambda row: (row["kind"] == "lock", -row["waiters"]))
+    queues = [row for row in rows if row["kind"] != "lock"]
+    waiters = sum(row["waiters"] for row in queues)
+    counts = {"locks": len(rows) - len(queues), "waiter_queues": len(queues), "permit_waiters": waiters}
+    counts["lock_waiters"] = sum(row["waiters"] for row in rows) - waiters
+    if queues:
+        now, names = instant(locks), [row["name"] for row in queues[:QUEUED]]
+        holders = {row.name: row for row in locks.run(queries.named(names))}
+        for row in queues:
+            row["says"] = _waiters(row, holders.get(row["name"]), now)
+    return Part(rows, counts)
+
+
+def _waiters(row: Mapping[str, Any], permits: Any, now: datetime) -> str:
+    waiters = f"{row['waiters']:,} waiter{'' if row['waiters'] == 1 else 's'} of {row['kind']} {row['name']}"
+    if permits is None or not permits.holders:
+        return waiters
+    others = f" and {permits.holders - 1:,} more" if permits.holders > 1 else ""
+    age = format_duration((now - permits.oldest_since).total_seconds())
+    return f"{waiters} (held by {permits.oldest_owner or permits.oldest_holder}{others}, {age})"
 
 
 def changes(locks: Locks) -> Part:

@@ -1,4 +1,4 @@
-"""``queue``: jobs shown, cancelled, requeued or purged; queues paused."""
+"""``queue``: queues, dead jobs and workers listed; jobs shown, cancelled, requeued, revived, purged; queues paused."""
 
 from __future__ import annotations
 
@@ -6,26 +6,58 @@ from typing import Any
 
 import click
 
+from sqlalchemy_locks._validation import format_duration
+from sqlalchemy_locks.admin import overview
 from sqlalchemy_locks.cli.base import EXIT_NEGATIVE, database_command, duration
 from sqlalchemy_locks.cli.connect import Database
-from sqlalchemy_locks.cli.render import Screen, counted, plain, table
+from sqlalchemy_locks.cli.render import Screen, counted, number, plain, second, table
 from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.facade.locks import Locks
+from sqlalchemy_locks.queue import activity
 from sqlalchemy_locks.queue.queue import Queue
 
 _BATCH = 1000
 
 
-@click.group(short_help="Show, cancel, requeue and purge jobs; pause queues.")
+@click.group(short_help="List queues, dead jobs and workers; revive, cancel and purge jobs; pause queues.")
 def queue() -> None:
-    """The shipped queue: single jobs, requeueing, purging, pauses. `status` counts its jobs.
+    """The shipped queue: its queues, dead jobs, workers, single jobs, pauses.
 
     \b
+      sqlalchemy-locks queue list --dead
+      sqlalchemy-locks queue revive mail
+      sqlalchemy-locks queue workers
       sqlalchemy-locks queue pause mail
       sqlalchemy-locks queue cancel 6f1c1f64-5b3c-4bd2-8a3a-2f0c2b8d1f3e
-      sqlalchemy-locks queue requeue mail --dead
       sqlalchemy-locks queue purge --older-than 7d
     """
+
+
+@queue.command("list")
+@click.argument("queue_id", metavar="[QUEUE]", required=False)
+@click.option("--dead", is_flag=True, help="List dead jobs instead, the last ones first.")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="Maximum number of dead jobs.")
+@database_command()
+def list_(screen: Screen, database: Database, queue_id: str | None, dead: bool, limit: int) -> None:
+    """List the queues with their jobs by state, or the dead jobs with their errors."""
+    locks = Locks(database.engine)
+    if dead:
+        jobs = [dict(row._mapping) for row in locks.run(activity.dead(limit, queue_id))]
+        screen.show({"dead": jobs}, _dead_table(jobs))
+        return
+    rows = [row for row in overview.queues(locks) if queue_id in (None, row["queue_id"])]
+    screen.show({"queues": rows}, queue_table(rows))
+
+
+@queue.command()
+@database_command()
+def workers(screen: Screen, database: Database) -> None:
+    """List the workers: how many jobs each runs, and how long ago its last heartbeat was.
+
+    Silent ones have sent none for 5 minutes: they are gone, or the database can't be reached from there.
+    """
+    rows = overview.workers(Locks(database.engine)).rows or []
+    screen.show({"workers": rows}, worker_table(rows))
 
 
 @queue.command()
@@ -37,35 +69,36 @@ def queue() -> None:
     show_default=True,
     help="Running jobs whose worker has sent no heartbeat for so long.",
 )
-@click.option("--dead", is_flag=True, help="Dead jobs instead, with all their attempts restored.")
-@click.option("--job", metavar="UUID", help="The one dead job with this external id.")
 @database_command()
-def requeue(
-    screen: Screen, database: Database, queue_id: str | None, stalled_for: float, dead: bool, job: str | None
-) -> int | None:
-    """Return stalled or dead jobs to the queue.
+def requeue(screen: Screen, database: Database, queue_id: str | None, stalled_for: float) -> None:
+    """Return stalled jobs to the queue, as workers do.
 
     A stalled job's attempt counts; after its last attempt the job is dead. Make --stalled-for several times the
     workers' heartbeat: a worker that is only slow would lose its job to another.
     """
+    operation = Queue().requeue_stalled(stalled_for, queue=queue_id, limit=_BATCH)
+    requeued = _in_batches(Locks(database.engine), operation)
+    screen.show({"requeued": requeued}, plain(f"Requeued: {counted(requeued, 'stalled job')}", "green"))
+
+
+@queue.command()
+@click.argument("queue_id", metavar="[QUEUE]", required=False)
+@click.option("--job", metavar="UUID", help="The one dead job with this id.")
+@database_command()
+def revive(screen: Screen, database: Database, queue_id: str | None, job: str | None) -> int | None:
+    """Return dead jobs to the queue with all their attempts, once the cause of their failure is fixed."""
     jobs, locks = Queue(), Locks(database.engine)
-    if job is not None and queue_id is not None:
+    if job is None:
+        revived = _in_batches(locks, jobs.revive(queue=queue_id, limit=_BATCH))
+    elif queue_id is not None:
         raise click.UsageError("--job names one job, in any queue: leave QUEUE out.")
-    if job is not None:
-        revived = locks.run(jobs.revive(external_id=job)) or 0
-        document = {"requeued": revived, "which": "dead"}
-        if revived:
-            screen.show(document, plain("Requeued: 1 dead job", "green"))
-            return None
-        reason = "There is no job" if locks.run(jobs.get(job)) is None else "Not dead:"
-        screen.show(document, plain(f"{reason} {job!r}", "yellow"))
-        return EXIT_NEGATIVE
-    if dead:
-        what, operation = "dead", jobs.revive(queue=queue_id, limit=_BATCH)
     else:
-        what, operation = "stalled", jobs.requeue_stalled(stalled_for, queue=queue_id, limit=_BATCH)
-    requeued = _in_batches(locks, operation)
-    screen.show({"requeued": requeued, "which": what}, plain(f"Requeued: {counted(requeued, f'{what} job')}", "green"))
+        revived = locks.run(jobs.revive(external_id=job)) or 0
+        if not revived:
+            reason = "There is no job" if locks.run(jobs.get(job)) is None else "Not dead:"
+            screen.show({"revived": 0}, plain(f"{reason} {job!r}", "yellow"))
+            return EXIT_NEGATIVE
+    screen.show({"revived": revived}, plain(f"Revived: {counted(revived, 'dead job')}", "green"))
     return None
 
 
@@ -144,3 +177,46 @@ def resume(screen: Screen, database: Database, queues: tuple[str, ...]) -> None:
     """Let jobs of paused queues be captured again."""
     resumed = Locks(database.engine).run(Queue().resume(*queues)) or 0
     screen.show({"resumed": resumed}, plain(f"Resumed: {counted(resumed, 'queue')}", "green"))
+
+
+def queue_table(rows: list[dict[str, Any]]) -> Any:
+    """Return a table of queues: jobs by state."""
+    if not rows:
+        return plain("No jobs")
+    states = ("Waiting", "Scheduled", "Running", "Stalled", "Dead")
+    grid = table("Queue", *states, "Oldest waits since (UTC)", right=states, whole=("Oldest waits since (UTC)",))
+    for row in rows:
+        cells = [number(row[state.lower()]) for state in states]
+        for cell, state, style in ((cells[3], "stalled", "yellow"), (cells[4], "dead", "red")):
+            if row[state]:
+                cell.stylize(style)
+        paused = " (paused)" if row["paused"] else ""
+        grid.add_row(plain(f"{row['queue_id']}{paused}"), *cells, second(row["oldest"]))
+    return grid
+
+
+def worker_table(rows: list[dict[str, Any]]) -> Any:
+    """Return a table of workers."""
+    if not rows:
+        return plain("No workers")
+    numbers = ("Running", "Last heartbeat", "Started")
+    grid = table("Worker", *numbers, right=numbers)
+    for row in rows:
+        heartbeat = plain(f"{format_duration(row['silent'])} ago", "" if row["alive"] else "yellow")
+        running = plain(f"{row['running']:,}{'+' if row['more'] else ''}")
+        grid.add_row(plain(row["host"]), running, heartbeat, plain(f"{format_duration(row['age'])} ago"))
+    return grid
+
+
+def _dead_table(rows: list[dict[str, Any]]) -> Any:
+    if not rows:
+        return plain("No dead jobs")
+    whole = ("Job", "Died at (UTC)")
+    grid = table("Job", "Queue", "Attempts", "Died at (UTC)", "Error", right=("Attempts",), whole=whole)
+    for row in rows:
+        # the last line of a traceback is the error
+        lines = (row["error"] or "").strip().splitlines()
+        attempts = plain(f"{row['attempts']} of {row['max_attempts']}")
+        died, error = second(row["failed_at"]), plain(lines[-1] if lines else None)
+        grid.add_row(plain(row["external_id"]), plain(row["queue_id"]), attempts, died, error)
+    return grid

@@ -86,7 +86,7 @@ def resize(screen: Screen, database: Database, semaphore_id: str, capacity: int,
 def list_(screen: Screen, database: Database, semaphore_id: str | None, history: bool) -> int | None:
     """List all semaphores, or the holders of one.
 
-    Expired permits are counted and shown until an acquire that needs the room, or a sweep, takes them back.
+    Expired permits are not used: they are shown until an acquire that needs the room, or a sweep, takes them back.
     """
     locks = Locks(database.engine)
     if history:
@@ -138,11 +138,13 @@ def semaphore_table(rows: list[dict[str, Any]]) -> Any:
     """Return a table of semaphores: permits in use, and capacity."""
     if not rows:
         return plain("No semaphores")
-    numbers = ("Used", "of", "Holders")
+    numbers = ("Used", "of", "Expired", "Holders")
     grid = table("Semaphore", *numbers, "Oldest holder", right=numbers)
     for row in rows:
         used, capacity = int(row["used"]), int(row["capacity"])
-        cells = [number(used), number(capacity), number(row["holders"])]
+        cells = [number(used), number(capacity), number(int(row["expired"])), number(row["holders"])]
+        if row["expired"]:
+            cells[2].stylize("yellow")
         if used >= capacity:
             cells[0].stylize("red")
         grid.add_row(plain(row["name"]), *cells, plain(row["oldest_owner"] or row["oldest_holder"], "dim"))
@@ -153,11 +155,11 @@ def _holder_table(rows: list[Any]) -> Any:
     if not rows:
         return plain("None")
     instants = ("Since (UTC)", "Until (UTC)")
-    grid = table("External id", "Owner", "Permits", "Fence", *instants, right=("Permits", "Fence"), whole=instants)
+    grid = table("Request", "Owner", "Permits", "Fence", *instants, right=("Permits", "Fence"), whole=instants)
     for row in rows:
         until = plain("its release") if row.expires_at is None else second(row.expires_at)
         if row.expired:
-            until.stylize("red")
+            until = plain(f"{until}, expired", "yellow")
         cells = [plain(row.owner), number(row.permits), number(row.fence), second(row.since)]
         grid.add_row(plain(row.external_id), *cells, until)
     return grid

@@ -1,4 +1,4 @@
-"""``status`` and ``top``: everything that is held, and what waits for it."""
+"""``status``: everything that is held, and what waits for it."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from sqlalchemy_locks._validation import format_duration
 from sqlalchemy_locks.admin import overview
 from sqlalchemy_locks.cli.base import EXIT_NEGATIVE, database_command
 from sqlalchemy_locks.cli.connect import Database
+from sqlalchemy_locks.cli.queue import queue_table, worker_table
 from sqlalchemy_locks.cli.render import Screen, number, plain, second, table
 from sqlalchemy_locks.cli.semaphore import semaphore_table
 from sqlalchemy_locks.errors import Unsupported
@@ -29,11 +30,11 @@ from sqlalchemy_locks.facade.locks import Locks
 )
 @database_command()
 def status(screen: Screen, database: Database, limit: int) -> int | None:
-    """Show what is held, and what waits: semaphores, leases, queues, mutexes, timeouts, keys.
+    """Show what is held, and what waits: semaphores, leases, queues, workers, mutexes, periods, locks.
 
-    Of each the first are shown, and how many more there are: full semaphores, queues whose jobs are late, and what is
-    held longest come first. Mutexes and timeouts are counted up to 2,000: more are 2,000+. It exits with 1 where
-    nothing is installed.
+    Of each the first are shown, and how many more there are: full semaphores, queues whose jobs are late, silent
+    workers, and what is held longest come first. Mutexes and periods are counted up to 2,000: more are 2,000+. It exits
+    with 1 where nothing is installed.
 
     \b
       sqlalchemy-locks status
@@ -41,7 +42,7 @@ def status(screen: Screen, database: Database, limit: int) -> int | None:
     """
     document = _read(database, limit)
     screen.show(document, _tables(document))
-    installed = any(document[part] is not None for part in ("semaphores", "queues", "mutexes", "timeouts"))
+    installed = any(document[part] is not None for part in ("semaphores", "queues", "mutexes", "periods"))
     return None if installed else EXIT_NEGATIVE
 
 
@@ -51,19 +52,25 @@ def _read(database: Database, limit: int) -> dict[str, Any]:
     reads: dict[str, Callable[[Locks], overview.Part]] = {
         "semaphores": lambda locks: overview.semaphores(locks, limit),
         "queues": overview.queue_counts,
+        "workers": overview.workers,
         "mutexes": lambda locks: overview.mutexes(locks, limit),
-        "timeouts": lambda locks: overview.timeouts(locks, limit),
-        "keys": overview.keys,
+        "periods": lambda locks: overview.timeouts(locks, limit),
+        "locks": overview.keys,
     }
     parts = {name: overview.read_part(locks, read) for name, read in reads.items()}
-    document: dict[str, Any] = {"database": database.display, "keys_error": None, "counts": {}, "at_least": []}
+    document: dict[str, Any] = {"database": database.display, "locks_error": None, "counts": {}, "at_least": []}
     for part_name, part in parts.items():
         document[part_name] = part.rows
         document["counts"] |= part.counts
         document["at_least"] += sorted(part.at_least)
         if isinstance(part.error, Unsupported):
-            document["keys_error"] = str(part.error)
-    for part_name in ("queues", "keys"):
+            document["locks_error"] = str(part.error)
+    keys, document["waiters"] = document["locks"], None
+    if keys is not None:
+        document["locks"] = [row for row in keys if row["kind"] == "lock"]
+        waiting = [row for row in keys if row["kind"] != "lock"]
+        document["waiters"] = [{name: row.get(name) for name in ("kind", "name", "waiters", "says")} for row in waiting]
+    for part_name in ("queues", "workers", "locks", "waiters"):
         document[part_name] = document[part_name] and document[part_name][:limit]
     every = document["semaphores"]
     for kind, on_demand in (("semaphores", False), ("leases", True)):
@@ -79,30 +86,36 @@ def _tables(document: dict[str, Any]) -> Group:
     makers: dict[str, Callable[[Any], Any]] = {
         "semaphores": semaphore_table,
         "leases": _lease_table,
-        "queues": _queue_table,
+        "waiters": lambda rows: Text("\n").join(plain(row["says"]) for row in rows),
+        "queues": queue_table,
+        "workers": worker_table,
         "mutexes": _mutex_table,
-        "timeouts": _timeout_table,
-        "keys": _key_table,
+        "periods": _period_table,
+        "locks": _lock_table,
     }
     parts: list[Any] = [plain(document["database"])]
+    empty = []
     for part, make in makers.items():
         rows = document[part]
+        if not rows and (rows is not None or part == "waiters"):
+            empty += [] if rows is None else [part]
+            continue
         parts.append(Text(f"\n{part.capitalize()}", style="bold"))
         if rows is None:
-            why = document["keys_error"] if part == "keys" else None
+            why = document["locks_error"] if part == "locks" else None
             parts.append(plain(why or "not installed; `sqlalchemy-locks check` shows what is", "yellow"))
             continue
         parts.append(make(rows))
-        total = document["counts"]["leases_held" if part == "leases" else part]
+        total = document["counts"][{"leases": "leases_held", "waiters": "waiter_queues"}.get(part, part)]
         if total > len(rows):
             more = f"{total - len(rows):,}{'+' if part in document['at_least'] else ''} more"
             parts.append(plain(f"... and {more}"))
+    if empty:
+        parts.append(Text(f"\nNone: {', '.join(empty)}", "dim"))
     return Group(*parts)
 
 
 def _lease_table(rows: list[dict[str, Any]]) -> Any:
-    if not rows:
-        return plain("None")
     grid = table("Lease", "Owner", "Since (UTC)", whole=("Since (UTC)",))
     for row in rows:
         grid.add_row(
@@ -111,23 +124,7 @@ def _lease_table(rows: list[dict[str, Any]]) -> Any:
     return grid
 
 
-def _queue_table(rows: list[dict[str, Any]]) -> Any:
-    if not rows:
-        return plain("No jobs")
-    states = ("Waiting", "Scheduled", "Running", "Dead")
-    grid = table("Queue", *states, "Oldest waits since (UTC)", right=states, whole=("Oldest waits since (UTC)",))
-    for row in rows:
-        cells = [number(row[state.lower()]) for state in states]
-        if row["dead"]:
-            cells[3].stylize("red")
-        paused = " (paused)" if row["paused"] else ""
-        grid.add_row(plain(f"{row['queue_id']}{paused}"), *cells, second(row["oldest"]))
-    return grid
-
-
 def _mutex_table(rows: list[dict[str, Any]]) -> Any:
-    if not rows:
-        return plain("None")
     grid = table("Mutex", "Queue", "Owner", "Since (UTC)", whole=("Since (UTC)",))
     for row in rows:
         cells = [plain(row["queue"], "dim"), plain(row["owner"]), second(row["acquired_at"])]
@@ -135,10 +132,10 @@ def _mutex_table(rows: list[dict[str, Any]]) -> Any:
     return grid
 
 
-def _timeout_table(rows: list[dict[str, Any]]) -> Any:
-    if not rows:
-        return plain("None")
-    grid = table("Timeout", "Queue", "Every", "Free in", "Retries left", right=("Every", "Free in", "Retries left"))
+def _period_table(rows: list[dict[str, Any]]) -> Any:
+    grid = table(
+        "Once per period", "Queue", "Every", "Free in", "Retries left", right=("Every", "Free in", "Retries left")
+    )
     for row in rows:
         free = int(row["free_in"]) < 0
         remaining = plain("now", "green") if free else plain(format_duration(int(row["free_in"])))
@@ -147,9 +144,7 @@ def _timeout_table(rows: list[dict[str, Any]]) -> Any:
     return grid
 
 
-def _key_table(rows: list[dict[str, Any]]) -> Any:
-    if not rows:
-        return plain("None")
+def _lock_table(rows: list[dict[str, Any]]) -> Any:
     grid = table("Key", "Mode", "Session", "Client", "Since (UTC)", "Waiting", whole=("Key", "Mode", "Session"))
     for row in rows:
         waiting = [

@@ -16,7 +16,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -41,7 +41,7 @@ from sqlalchemy_locks.errors import (
     UnknownSemaphore,
 )
 from sqlalchemy_locks.facade.host import LockHost
-from sqlalchemy_locks.keys import key
+from sqlalchemy_locks.keys import queue_keys
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.events import is_logged, log
 from sqlalchemy_locks.runtime.local_queue import local_queues
@@ -52,10 +52,6 @@ from sqlalchemy_locks.semaphore.release import forget, withdraw
 from sqlalchemy_locks.values import Grant, PermitHolder
 
 _NOTHING: Mapping[str, int] = {}
-
-queue_key = lru_cache(1024)(key)
-
-
 #: when a wait without a timeout is logged, in seconds
 LONG_WAIT = 60.0
 #: the longest wait of one statement for the head of the server's queue, in seconds
@@ -184,8 +180,7 @@ class SemaphoreWaiter:
 
     def _queue_keys(self) -> list[int]:
         """Return the keys of the server's queues; semaphores of another schema or prefix have others."""
-        where = self._locks._installation
-        return [queue_key("sqlalchemy_locks.semaphore", where, name) for name in self._permits]
+        return list(queue_keys(self._locks._installation, self._permits))
 
     def _wait_for(self, name: str) -> Grant | str:
         """Wait for room in a semaphore; return the grant, or which semaphore to wait for instead."""
@@ -203,12 +198,12 @@ class SemaphoreWaiter:
 
     def _wait_at_head(self, name: str) -> Grant | str | None:
         """As :meth:`_wait_for`, at the head of the server's queue; ``None`` where there is none, or no time for it."""
-        queue_keys = dict(zip(self._permits, self._queue_keys(), strict=True))
+        keys = dict(zip(self._permits, self._queue_keys(), strict=True))
         backoff = Backoff(0.01)
         shortest = self._backend.shortest_queue_wait
         while shortest is not None and self._left() > shortest:
             try:
-                with ServerQueue(self._locks._engine, queue_keys[name], self._locks._after_begin.call) as queue:
+                with ServerQueue(self._locks._engine, keys[name], self._locks._after_begin.call) as queue:
                     return self._poll(name, queue) if queue.join(self._left()) else None
             except (PoolTimeout, _BeyondCapacity):
                 raise

@@ -7,7 +7,7 @@ For people and dashboards, never for decisions: the answer may be outdated when 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 from sqlalchemy import literal, select
@@ -16,15 +16,17 @@ from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import CompileError, DBAPIError
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation
+from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation, installation
 from sqlalchemy_locks.core.typing import shaped_rows
 from sqlalchemy_locks.dialects.base import Meaning
 from sqlalchemy_locks.errors import Unsupported
-from sqlalchemy_locks.keys import as_key
+from sqlalchemy_locks.keys import as_key, queue_keys
 from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.sql.elements import HOLDERS_UNAVAILABLE, HeldKeys
 from sqlalchemy_locks.values import KeyHolder, KeyWaiter
 
+#: of how many semaphores, the newest, queues of waiters are told from locks
+_SEMAPHORES = 10_000
 _REASONS: dict[Meaning | None, str] = {
     "denied": "to this user, which needs SELECT on performance_schema (MariaDB: the privilege PROCESS)",
     # a table of keys takes the place of the view
@@ -61,12 +63,27 @@ class _Holders(OperationImpl):
             if why is None or (meaning == "denied" and execution.backend.schemas):
                 raise
             raise Unsupported(f"{HOLDERS_UNAVAILABLE} {why}") from error
-        names: Mapping[int, Any] = execution.values.get("names", {})
-        return IteratorResult(SimpleResultMetaData(["holder"]), iter([(one,) for one in _with_waiters(rows, names)]))
+        names = {key: (name, "lock") for key, name in execution.values.get("names", {}).items()}
+        if rows and not self.of_keys and not execution.backend.key_rows:
+            names = _queues(execution, {row.key for row in rows})
+        holders = _with_waiters(rows, names)
+        return IteratorResult(SimpleResultMetaData(["holder"]), iter([(holder,) for holder in holders]))
 
 
-def _with_waiters(rows: Iterable[Any], names: Mapping[int, Any]) -> list[KeyHolder]:
-    """Return the holders, each with the waiters of its key; a session that holds a key twice is listed once."""
+def _queues(execution: Execution, keys: Collection[int]) -> dict[int, tuple[str, str]]:
+    """Return name and kind of the semaphores whose queues of waiters have these keys, by key."""
+    sem = execution.context.tables.semaphore.c
+    newest = select(sem.name, sem.on_demand).where(sem.capacity.is_not(None)).order_by(sem.id.desc()).limit(_SEMAPHORES)
+    rows: Any = execution.execute(newest, {}).all()
+    by_key = zip(queue_keys(installation(execution.connection.engine), (name for name, _ in rows)), rows, strict=True)
+    return {key: (name, "lease" if on_demand else "semaphore") for key, (name, on_demand) in by_key if key in keys}
+
+
+def _with_waiters(rows: Iterable[Any], names: Mapping[int, tuple[Any, str]]) -> list[KeyHolder]:
+    """Return the holders, each with the waiters of its key; a session that holds a key twice is listed once.
+
+    :param names: name and kind of keys.
+    """
     held: dict[Any, Any] = {}
     waiting: dict[int, list[KeyWaiter]] = {}
     for row in rows:
@@ -81,21 +98,13 @@ def _with_waiters(rows: Iterable[Any], names: Mapping[int, Any]) -> list[KeyHold
                     row.mode, row.session, row.owner, row.user, row.host, utc(row.since), _sessions(row.waits_for)
                 )
             )
-    return [
-        KeyHolder(
-            name=names.get(row.key, row.key),
-            owner=row.owner,
-            since=utc(row.since),
-            key=row.key,
-            mode=row.mode,
-            session=row.session,
-            user=row.user,
-            host=row.host,
-            state=row.state,
-            waiting=tuple(waiting.get(row.key, ())),
-        )
-        for row in held.values()
-    ]
+    holders = []
+    for row in held.values():
+        name, kind = names.get(row.key, (row.key, "lock"))
+        since, waiters = utc(row.since), tuple(waiting.get(row.key, ()))
+        session = (row.key, row.mode, row.session, row.user, row.host, row.state)
+        holders.append(KeyHolder(name, row.owner, since, *session, waiters, cast("Any", kind)))
+    return holders
 
 
 def holders_now(connection: Connection, names: Iterable[str | int]) -> tuple[KeyHolder, ...]:
@@ -123,7 +132,8 @@ def holders(*names: str | int) -> RowsOperation[Any]:
 
     :param names: as in :func:`sqlalchemy_locks.lock.exclusive`; without any, every key that is held.
     :return: a :class:`~sqlalchemy_locks.KeyHolder` for each holder of a key, with its waiters. Its ``name`` is the name
-        given here, or else the key: names are not stored.
+        given here, or else the key: names are not stored. PostgreSQL's queues of waiters for permits are listed by the
+        name of the semaphore or lease; their ``kind`` says so.
     :raises Unsupported: on SQLite and YugabyteDB, and where PostgreSQL has the table bodies; on MySQL for a user
         without SELECT on ``performance_schema``, on MariaDB without the privilege ``PROCESS``.
 

@@ -16,9 +16,10 @@ from sqlalchemy.types import NullType
 from sqlalchemy_locks._validation import milliseconds
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, write_nothing
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
-from sqlalchemy_locks.errors import LockTimeout
+from sqlalchemy_locks.errors import LockTimeout, PoolTimeout
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.lock import innodb, write_lock
+from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.sql.elements import LOCK_KEY, WAIT_MS, LockFunction
 
 
@@ -67,11 +68,25 @@ class _AcquireLock(OperationImpl):
         return "where the row of a new key is committed first, by another connection"
 
     def run(self, execution: Execution) -> Any:
+        name = execution.values.get("lock_name")
+        if name is None:  # of a block, which names its locks itself
+            return self._acquire(execution)
+        try:
+            return self._acquire(execution)
+        except PoolTimeout:
+            raise
+        except LockTimeout as error:
+            # InnoDB's transaction goes on, and can be asked; elsewhere that would take another connection
+            asked = execution.backend.key_rows and execution.wait != 0
+            holders = holders_now(execution.connection, [name]) if asked else ()
+            raise LockTimeout(f"{self.name}({name!r}): {error}", holders) from error
+
+    def _acquire(self, execution: Execution) -> Any:
         mode, backend = self.mode, execution.backend
         if execution.wait == 0 and not mode.tries:
             # a server's own limit may have no zero, and ends the transaction
-            if not _ACQUIRE[mode._replace(tries=True)].run(execution):
-                raise LockTimeout(f"{self.name}: the key {execution.values['lock_key']} is locked (locks_wait=0)")
+            if not _ACQUIRE[mode._replace(tries=True)]._acquire(execution):
+                raise LockTimeout("it is locked (locks_wait=0)")
             return None
         if backend.key_rows:
             return innodb.acquire(execution, shared=mode.shared, tries=mode.tries)
@@ -144,12 +159,13 @@ _CREATE = _KeysOperation(
 )
 
 
-def acquire(key: int, *, shared: bool, tries: bool, allow_stale: bool = False) -> Operation[Any]:
-    """Return the acquisition of a key.
+def acquire(key: int, *, shared: bool, tries: bool) -> Operation[Any]:
+    """Return the acquisition of a key, for a block. :param tries: only if it is free."""
+    return Operation(_ACQUIRE[_Mode(shared, tries, False)], {"lock_key": key})
 
-    :param tries: only if it is free. :param allow_stale: even where the snapshot is older than the lock.
-    """
-    return Operation(_ACQUIRE[_Mode(shared, tries, allow_stale)], {"lock_key": key})
+
+def _named(name: str | int, *mode: bool) -> Operation[Any]:
+    return Operation(_ACQUIRE[_Mode(*mode)], {"lock_key": as_key(name), "lock_name": name})
 
 
 @shaped(NONE_ROW)
@@ -177,7 +193,7 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     >>> with Session(engine) as session, session.begin():
     ...     session.execute(sl.lock.exclusive("invoice:42"))
     """
-    return acquire(as_key(name), shared=False, tries=False, allow_stale=allow_stale)
+    return _named(name, False, False, allow_stale)
 
 
 @shaped(NONE_ROW)
@@ -191,7 +207,7 @@ def shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
 
     >>> session.execute(sl.lock.shared("prices"))
     """
-    return acquire(as_key(name), shared=True, tries=False, allow_stale=allow_stale)
+    return _named(name, True, False, allow_stale)
 
 
 @shaped(BOOL_ROW)
@@ -207,7 +223,7 @@ def try_exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[An
     >>> session.scalar(sl.lock.try_exclusive("invoice:42"))
     True
     """
-    return acquire(as_key(name), shared=False, tries=True, allow_stale=allow_stale)
+    return _named(name, False, True, allow_stale)
 
 
 @shaped(BOOL_ROW)
@@ -217,7 +233,7 @@ def try_shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     >>> session.scalar(sl.lock.try_shared("prices"))
     True
     """
-    return acquire(as_key(name), shared=True, tries=True, allow_stale=allow_stale)
+    return _named(name, True, True, allow_stale)
 
 
 @shaped(NONE_ROW)

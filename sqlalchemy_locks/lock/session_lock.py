@@ -71,14 +71,14 @@ class _SessionLock(_SessionOperation):
             seconds = _YEAR if execution.wait is None else math.ceil(min(execution.wait, _YEAR))
             try:
                 answer = self.ask(execution, {**execution.values, "seconds": seconds})
-            except LockTimeout:
+            except LockTimeout as error:
                 _release_on_return(execution.connection)  # YugabyteDB may have granted it nevertheless
-                raise
+                raise LockTimeout(f"{self.name}({execution.values['lock_name']!r}): {error}") from error
         if answer == "refused":
             raise not_writable(execution.backend.name)
         # None: the server stopped waiting, because the statement was killed or reached its own time limit
         if answer in ("0", None):
-            raise LockTimeout(f"the session lock of key {execution.values['lock_key']} could not be acquired in time")
+            raise LockTimeout(f"{self.name}({execution.values['lock_name']!r}): it was not free in time")
         _release_on_return(execution.connection)
         return None
 
@@ -141,7 +141,7 @@ def session_exclusive(name: str | int) -> Operation[Any]:
     ...     connection.execute(sl.lock.session_exclusive("nightly"))
     ...     connection.execute(sl.lock.session_unlock("nightly"))
     """
-    return Operation(_LOCK, {"lock_key": as_key(name)})
+    return Operation(_LOCK, {"lock_key": as_key(name), "lock_name": name})
 
 
 @shaped(BOOL_ROW)

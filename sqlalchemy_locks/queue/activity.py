@@ -1,7 +1,8 @@
-"""How busy a queue is: the jobs of each queue by state, and those that were completed lately."""
+"""How busy a queue is: its jobs by state, those that were completed lately, those that are dead, and its workers."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from sqlalchemy import (
@@ -15,16 +16,18 @@ from sqlalchemy import (
     func,
     literal_column,
     null,
+    or_,
     select,
+    type_coerce,
     union_all,
 )
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks._validation import bounded_seconds, valid_int
+from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
 from sqlalchemy_locks.core.operation import BuildContext, RowsOperation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
 from sqlalchemy_locks.queue.jobs import JobOperation, Jobs
-from sqlalchemy_locks.sql.clock import Elapsed, Instant, SecondsAgo, StatementStart
+from sqlalchemy_locks.sql.clock import UTC, Elapsed, Instant, SecondsAgo, StatementStart
 from sqlalchemy_locks.sql.elements import force_index
 
 _SINCE: Any = SecondsAgo(bindparam("locks_older", type_=Float()))
@@ -34,6 +37,8 @@ _STATES = ("waiting", "scheduled", "running", "dead", "stalled")
 _EVERY: Any = literal_column("1000000000", Integer())
 #: seconds, as a literal: the expressions in SELECT and GROUP BY must be the same
 _MINUTE: Any = literal_column("60", Integer())
+_DEAD = ("external_id", "queue_id", "attempts", "max_attempts", "error")
+_LIMIT, _COUNTED = (bindparam(name, type_=Integer()) for name in ("locks_limit", "locks_counted"))
 
 
 class Stats(JobOperation):
@@ -85,10 +90,45 @@ class Completed(JobOperation):
         jobs = select(at.queue_id.label("queue_id"), minute).where(at.completed_at >= _SINCE)
         # InnoDB would otherwise scan and sort the whole table once the rows in question are a tenth of it
         jobs = force_index(jobs, f"{context.prefix}job_completed", at.table)
-        limit = bindparam("locks_limit", type_=Integer())
-        newest = jobs.order_by(at.completed_at.desc()).limit(limit).subquery("newest")
+        newest = jobs.order_by(at.completed_at.desc()).limit(_LIMIT).subquery("newest")
         columns = newest.c.queue_id, newest.c.minute
         return select(*columns, func.count().label("completed")).group_by(*columns)
+
+
+class DeadJobs(JobOperation):
+    """Reads dead jobs, the last ones first."""
+
+    writes = False
+
+    def build(self, context: BuildContext) -> Executable | None:
+        at = self.jobs.at(context)
+        queue = bindparam("locks_queue", type_=at.queue_id.type)
+        columns = [at.roles[role].label(role) for role in _DEAD]
+        ended = type_coerce(at.failed_at, UTC()).label("failed_at")
+        # in the order of an index, so that no more is read than the limit
+        dead = select(*columns, ended).where(at.failed_at.is_not(None), or_(queue.is_(None), at.queue_id == queue))
+        return dead.where(*self.jobs.class_condition()).order_by(at.failed_at.desc()).limit(_LIMIT)
+
+
+class Workers(JobOperation):
+    """Reads the workers, those that are silent for longest first, and how many jobs each runs."""
+
+    writes = False
+
+    def build(self, context: BuildContext) -> Executable | None:
+        at, workers = self.jobs.at(context), self.jobs.require_workers().columns(context)
+        running = (
+            select(at.processing_host.label("host")).where(*self.jobs.running(at)).limit(_COUNTED).subquery("runs")
+        )
+        jobs = select(running.c.host, func.count().label("jobs")).group_by(running.c.host).subquery("jobs")
+        columns = (
+            workers["host"].label("host"),
+            func.coalesce(jobs.c.jobs, 0).label("running"),
+            Elapsed(workers["heartbeat_at"]).label("silent"),
+            Elapsed(workers["started_at"]).label("age"),
+        )
+        rows = select(*columns).select_from(workers.table.outerjoin(jobs, jobs.c.host == workers["host"]))
+        return rows.order_by(workers["heartbeat_at"], workers["host"]).limit(_LIMIT)
 
 
 def _waiting(context: BuildContext, at: RoleColumns) -> Any:
@@ -121,3 +161,29 @@ def completed(within: float, limit: int) -> RowsOperation[Any]:
     return RowsOperation(
         _COMPLETED, {"locks_older": bounded_seconds(within, "within"), "locks_limit": valid_int(limit, "limit")}
     )
+
+
+@lru_cache(maxsize=64)
+def _of(kind: type[DeadJobs | Workers], jobs: Jobs | None) -> JobOperation:
+    return kind(jobs or Jobs(), f"Queue.{kind.__name__}")
+
+
+def dead(limit: int, queue: str | None = None, jobs: Jobs | None = None) -> RowsOperation[Any]:
+    """Return dead jobs: ``external_id, queue_id, attempts, max_attempts, error, failed_at``, the last ones first.
+
+    :param queue: only those of this queue. :param jobs: in a table of the app's own.
+    """
+    name = None if queue is None else valid_name(queue, "a queue")
+    return RowsOperation(_of(DeadJobs, jobs), {"locks_queue": name, "locks_limit": valid_int(limit, "limit")})
+
+
+def workers(limit: int, counted: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
+    """Return the workers: ``host, running, silent, age``, those that are silent for longest first.
+
+    ``running`` is the number of its jobs, ``silent`` how long ago its last heartbeat was, ``age`` its start.
+
+    :param counted: the most running jobs that are counted, of all workers; if the numbers add up to it, there are more.
+    :param jobs: in a table of the app's own.
+    :raises ValueError: for a table of jobs without one of workers.
+    """
+    return RowsOperation(_of(Workers, jobs), {"locks_limit": valid_int(limit, "limit"), "locks_counted": counted})

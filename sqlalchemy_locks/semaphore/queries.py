@@ -20,6 +20,7 @@ AGES = (60, 600, 3600, 6 * 3600, 86400)
 #: the maximum number of semaphores whose holders are read at once
 SEMAPHORES = 50
 _NAME = sa.bindparam("name", type_=sa.String())
+_NAMES: Any = sa.bindparam("names", type_=sa.String(), expanding=True)
 _EACH, _LIMIT = sa.bindparam("each", type_=sa.Integer()), sa.bindparam("limit", type_=sa.Integer())
 _ONE: Any = sa.literal_column("1e0", sa.Float())
 
@@ -34,21 +35,34 @@ class ReadSemaphores(OperationImpl):
         raise NotImplementedError
 
 
-def _use(context: BuildContext, *, of_one: bool = False) -> Any:
+def _use(context: BuildContext, *, named: bool = False, expiring: bool = False) -> Any:
     """Select each semaphore and what is held of it, in one pass: ``id, used, holders, oldest, capacity, on_demand``.
 
-    :param of_one: of the semaphore ``name`` alone, and without ``capacity`` and ``on_demand``.
+    :param named: of the semaphores ``names`` alone, and without ``capacity`` and ``on_demand``.
+    :param expiring: what has expired isn't ``used``, but ``expired``; that reads each request, too.
     """
-    sem, per = context.tables.semaphore.alias("each_semaphore"), context.tables.permit
+    sem, per, req = (
+        context.tables.semaphore.alias("each_semaphore"),
+        context.tables.permit,
+        context.tables.permit_request,
+    )
     held = sa.and_(per.c.semaphore_id == sem.c.id, per.c.state == HELD_STATE)
+    source: Any = sem.outerjoin(per, held)
+    parts: dict[str, Any] = {"used": per.c.count}
+    if expiring:
+        source = source.outerjoin(req, req.c.id == per.c.permit_request_id)
+        parts = {
+            "used": sa.case((_expired(req), 0), else_=per.c.count),
+            "expired": sa.case((_expired(req), per.c.count)),
+        }
     sums = (
-        sa.cast(sa.func.coalesce(sa.func.sum(per.c.count), 0), sa.BigInteger()).label("used"),
+        *(_sum(part).label(name) for name, part in parts.items()),
         sa.func.count(per.c.permit_request_id).label("holders"),
         sa.func.min(per.c.permit_request_id).label("oldest"),
     )
-    each: Any = sa.select(sem.c.id, *sums).select_from(sem.outerjoin(per, held)).group_by(sem.c.id)
-    if of_one:
-        return each.where(sem.c.name == _NAME)
+    each: Any = sa.select(sem.c.id, *sums).select_from(source).group_by(sem.c.id)
+    if named:
+        return each.where(sem.c.name.in_(_NAMES))
     each, columns = each.where(sem.c.capacity.is_not(None)), (sem.c.capacity, sem.c.on_demand)
     if context.backend.partial_indexes:
         return each.add_columns(*columns).group_by(*columns)
@@ -57,17 +71,17 @@ def _use(context: BuildContext, *, of_one: bool = False) -> Any:
 
 
 class ReadUsage(ReadSemaphores):
-    """Every semaphore. :param of_one: the semaphore ``name`` alone. :param with_id: with its row's id."""
+    """Every semaphore. :param named: the semaphores ``names`` alone. :param with_id: with its row's id."""
 
     name = "semaphore.usage"
 
-    def __init__(self, *, of_one: bool = False, with_id: bool = False) -> None:
+    def __init__(self, *, named: bool = False, with_id: bool = False) -> None:
         super().__init__()
-        self._of_one, self._with_id = of_one, with_id
+        self._named, self._with_id = named, with_id
 
     def build(self, context: BuildContext) -> Executable | None:
         sem, req = context.tables.semaphore, context.tables.permit_request
-        use = _use(context, of_one=self._of_one).subquery("counted")
+        use = _use(context, named=self._named, expiring=True).subquery("counted")
         usage = (
             sa.select(
                 sem.c.name,
@@ -77,13 +91,14 @@ class ReadUsage(ReadSemaphores):
                 req.c.owner.label("oldest_owner"),
                 sa.type_coerce(req.c.created_at, UTC()).label("oldest_since"),
                 use.c.holders,
+                use.c.expired,
             )
             .select_from(sem.join(use, use.c.id == sem.c.id).outerjoin(req, req.c.id == use.c.oldest))
             .where(sem.c.capacity.is_not(None))
         )
         if self._with_id:
             usage = usage.add_columns(sem.c.id)
-        return usage.where(sem.c.name == _NAME) if self._of_one else usage.order_by(sem.c.name)
+        return usage.where(sem.c.name.in_(_NAMES)) if self._named else usage.order_by(sem.c.name)
 
 
 class Fullest(ReadSemaphores):
@@ -203,6 +218,20 @@ class OldestHolders(ReadSemaphores):
         )
 
 
+class ExpiredPermits(ReadSemaphores):
+    name = "semaphore.expired_permits"
+
+    def select(self, tables: Tables) -> Executable:
+        req, per = tables.permit_request, tables.permit
+        ids: Any = sa.bindparam("ids", type_=sa.BigInteger(), expanding=True)
+        return (
+            sa.select(per.c.semaphore_id, _sum(per.c.count))
+            .select_from(per.join(req, req.c.id == per.c.permit_request_id))
+            .where(per.c.semaphore_id.in_(ids), per.c.state == HELD_STATE, _expired(req))
+            .group_by(per.c.semaphore_id)
+        )
+
+
 class HolderAges(ReadSemaphores):
     name = "semaphore.holder_ages"
 
@@ -223,23 +252,28 @@ def _expired(request: Any) -> Any:
     return sa.func.coalesce(expiry(request) <= Now(), sa.literal(False))
 
 
+def _sum(number: Any) -> Any:
+    return sa.cast(sa.func.coalesce(sa.func.sum(number), 0), sa.BigInteger())
+
+
 def _count_if(condition: Any) -> Any:
-    return sa.cast(sa.func.coalesce(sa.func.sum(sa.case((condition, 1), else_=0)), 0), sa.BigInteger())
+    return _sum(sa.case((condition, 1), else_=0))
 
 
-_USAGE, _USAGE_OF_ONE, _HOLDERS = ReadUsage(), ReadUsage(of_one=True), Holders()
-_ONE_SEMAPHORE = ReadUsage(of_one=True, with_id=True)
+_USAGE, _USAGE_OF_ONE, _HOLDERS = ReadUsage(), ReadUsage(named=True), Holders()
+_NAMED = ReadUsage(named=True, with_id=True)
 _HISTORY, _HISTORY_OF_ONE = History(of_one=False), History(of_one=True)
 _FULLEST = Fullest()
-_OLDEST_HOLDERS, _HOLDER_AGES = OldestHolders(), HolderAges()
+_OLDEST_HOLDERS, _HOLDER_AGES, _EXPIRED = OldestHolders(), HolderAges(), ExpiredPermits()
 
 
 def usage(name: str | None = None) -> RowsOperation[Any]:
     """Return every semaphore: ``name``, ``capacity``, ``used``, its longest holder's external id
-    (``oldest_holder``), ``oldest_owner``, ``oldest_since`` (UTC, by the server's clock), or ``None``, and the number of
-    ``holders``.
+    (``oldest_holder``), ``oldest_owner``, ``oldest_since`` (UTC, by the server's clock), or ``None``, the number of
+    ``holders``, and ``expired``.
 
-    What has expired is counted until it is released.
+    ``expired`` permits are not ``used``: an acquire that needs the room, or a sweep, takes them back. Their holders are
+    counted until then.
 
     :param name: of one semaphore; without it, of all, in one pass over what is held.
 
@@ -247,7 +281,7 @@ def usage(name: str | None = None) -> RowsOperation[Any]:
     """
     if name is None:
         return RowsOperation(_USAGE, {})
-    return RowsOperation(_USAGE_OF_ONE, {"name": valid_name(name, "a semaphore's name")})
+    return RowsOperation(_USAGE_OF_ONE, {"names": [valid_name(name, "a semaphore's name")]})
 
 
 def holders(name: str) -> RowsOperation[Any]:
@@ -290,9 +324,14 @@ def fullest(limit: int) -> RowsOperation[Any]:
     return RowsOperation(_FULLEST, {"limit": valid_int(limit, "limit")})
 
 
-def one_semaphore(name: str) -> RowsOperation[Any]:
-    """Return the semaphore of this name as :func:`usage` does, and its ``id``."""
-    return RowsOperation(_ONE_SEMAPHORE, {"name": valid_name(name, "a semaphore's name")})
+def named(names: Sequence[str]) -> RowsOperation[Any]:
+    """Return the semaphores of these names as :func:`usage` does, and the ``id`` of each."""
+    return RowsOperation(_NAMED, {"names": [valid_name(name, "a semaphore's name") for name in names]})
+
+
+def expired_permits(semaphores: Sequence[int]) -> RowsOperation[Any]:
+    """Return the number of expired permits of those of these semaphores, given by their ids, that have any."""
+    return RowsOperation(_EXPIRED, {"ids": semaphores})
 
 
 def oldest_holders(each: int, semaphores: Sequence[int]) -> RowsOperation[Any]:
@@ -301,7 +340,7 @@ def oldest_holders(each: int, semaphores: Sequence[int]) -> RowsOperation[Any]:
     :param each: how many of each semaphore. :param semaphores: their ids, up to ``SEMAPHORES``.
 
     ``age`` is how long it has been held, and ``left`` how long it still is, in whole seconds by the server's clock;
-    ``left`` is ``None`` without a time to live, and less than 0 for what has expired and is still counted.
+    ``left`` is ``None`` without a time to live, and less than 0 for what has expired.
     """
     ids = dict(enumerate(semaphores))
     chosen = {f"semaphore_{number}": ids.get(number) for number in range(SEMAPHORES)}

@@ -133,4 +133,4 @@ def test_counts_below_the_limit_are_exact(engine: Engine, monkeypatch: pytest.Mo
     monkeypatch.setattr(overview, "COUNT_LIMIT", 599)
     assert overview.mutexes(locks, 5).counts == {"mutexes": 599}
     assert overview.mutexes(locks, 5).at_least == ["mutexes"]
-    assert overview.timeouts(locks, 5).counts == {"timeouts": 50}
+    assert overview.timeouts(locks, 5).counts == {"periods": 50}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from typing import Any
 from uuid import UUID
 
@@ -11,9 +13,13 @@ from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic.steps import STEPS
+from sqlalchemy_locks.core.operation import build_context
+from sqlalchemy_locks.facade.semaphore_wait import ServerQueue
+from sqlalchemy_locks.sql.clock import SecondsAgo
 from tests.cli.conftest import ENGINES, Cli, run
 from tests.conftest import PLAIN, Servers
 from tests.fixtures import second_step
+from tests.fixtures.parties import connected, later, until
 
 QUEUE = sl.Queue()
 
@@ -51,9 +57,9 @@ def test_commands_in_another_schema(engine: str, servers: Servers) -> None:
     cli("check", code=1)
     cli("check", *place)
     empty = cli.json("status", code=1)
-    assert {part: empty[part] for part in ("semaphores", "leases", "queues", "mutexes", "timeouts")} == dict.fromkeys(
-        ("semaphores", "leases", "queues", "mutexes", "timeouts")
-    )
+    assert {
+        part: empty[part] for part in ("semaphores", "leases", "queues", "workers", "mutexes", "periods")
+    } == dict.fromkeys(("semaphores", "leases", "queues", "workers", "mutexes", "periods"))
     assert cli("status", code=1).stdout.count("not installed; `sqlalchemy-locks check` shows what is") >= 5
     cli("semaphore", "create", "placed", "3", *place)
     assert [row["name"] for row in cli.json("status", *place)["semaphores"]] == ["placed"]
@@ -105,12 +111,17 @@ def test_queue_commands(cli: Cli) -> None:
     assert locks.run(QUEUE.complete(jobs[:1])) == 1
     assert locks.run(QUEUE.fail(jobs[1:3], error="x", retry=False)) == 2
     assert cli.json("queue", "requeue", "mail")["requeued"] == 0  # its worker has just sent a heartbeat
-    assert cli.json("queue", "requeue", "mail", "--stalled-for", "0") == {"requeued": 1, "which": "stalled"}
-    one = str(UUID(str(jobs[1].external_id)))
-    assert cli.json("queue", "requeue", "--job", one) == {"requeued": 1, "which": "dead"}
-    assert f"Not dead: '{one}'" in cli("queue", "requeue", "--job", one, code=1).stdout
-    assert "There is no job" in cli("queue", "requeue", "--job", str(UUID(int=7)), code=1).stdout
-    assert cli.json("queue", "requeue", "mail", "--dead") == {"requeued": 1, "which": "dead"}
+    assert cli.json("queue", "requeue", "mail", "--stalled-for", "0") == {"requeued": 1}
+    assert [row["running"] for row in cli.json("queue", "list", "mail")["queues"]] == [0]
+    dead = cli.json("queue", "list", "mail", "--dead")["dead"]
+    assert {(row["error"], row["attempts"]) for row in dead} == {("x", 1)}
+    one = dead[0]["external_id"]
+    assert one in cli("queue", "list", "--dead").stdout
+    assert cli.json("queue", "revive", "--job", one) == {"revived": 1}
+    assert f"Not dead: '{one}'" in cli("queue", "revive", "--job", one, code=1).stdout
+    assert "There is no job" in cli("queue", "revive", "--job", str(UUID(int=7)), code=1).stdout
+    assert cli.json("queue", "revive", "mail") == {"revived": 1}
+    assert cli.json("queue", "list", "--dead") == {"dead": []}
     row = queue_row(cli, "mail")
     assert (row["waiting"], row["dead"]) == (3, 0)
     assert row["oldest"].endswith("+00:00")
@@ -160,16 +171,16 @@ def test_status_shows_every_part(cli: Cli) -> None:
     assert locks.once_per("report", every=3600)
     captured(cli, "shown", 2)
     told = cli.json("status")
-    parts = {"semaphores", "leases", "queues", "mutexes", "timeouts", "keys"}
-    assert set(told) == parts | {"database", "keys_error", "counts", "at_least"}
+    parts = {"semaphores", "leases", "waiters", "queues", "workers", "mutexes", "periods", "locks"}
+    assert set(told) == parts | {"database", "locks_error", "counts", "at_least"}
     (semaphore,) = (row for row in told["semaphores"] if row["name"] == "shown")
     assert (semaphore["used"], semaphore["capacity"], semaphore["holders"]) == (2, 5, 1)
     assert semaphore["oldest_owner"] == "web-1"
     assert {row["queue_id"]: row["running"] for row in told["queues"]}["shown"] == 2
     assert ("import", "web-1") in [(row["id"], row["owner"]) for row in told["mutexes"]]
-    assert "report" in [row["id"] for row in told["timeouts"]]
+    assert "report" in [row["id"] for row in told["periods"]]
     shown = cli("status").stdout
-    for part in ("Semaphores", "Leases", "Queues", "Mutexes", "Timeouts", "Keys", "shown", "import", "report"):
+    for part in ("Semaphores", "Queues", "Mutexes", "Periods", "shown", "import", "report", "None: leases"):
         assert part in shown
     locks.release(grant)
 
@@ -196,17 +207,59 @@ def test_status_limits_rows_and_says_how_many_more(servers: Servers) -> None:
 def test_status_shows_keys_and_waiters(postgresql: Cli) -> None:
     key = sl.lock.key("waited for")
     with postgresql.locks.exclusive("waited for"):
-        (row,) = (row for row in postgresql.json("status")["keys"] if row["key"] == key)
+        (row,) = (row for row in postgresql.json("status")["locks"] if row["key"] == key)
         assert (row["mode"], row["waiting"]) == ("exclusive", [])
         assert str(key) in postgresql("status").stdout
-    assert key not in [row["key"] for row in postgresql.json("status")["keys"]]
+    assert key not in [row["key"] for row in postgresql.json("status")["locks"]]
+
+
+def test_status_names_the_queues_of_waiters(postgresql: Cli) -> None:
+    """By the semaphore or lease that they wait for, and who holds it, not by the key of the queue."""
+    locks = postgresql.locks
+    key = sl.lock.key("sqlalchemy_locks.semaphore", locks._installation, "leader")
+    with locks.lease("leader", ttl=60), contextlib.ExitStack() as stack:
+        for _ in range(2):  # processes wait there, one of each
+            other = stack.enter_context(connected(postgresql.url))
+            queue = ServerQueue(other, key, lambda connection: None)
+            later(queue.join, 30.0)
+            stack.callback(queue._transaction.abandon, None)
+        until(lambda: "2 waiters" in postgresql("status").stdout)
+        assert re.search(r"2 waiters of lease leader \(held by \S+, \d+ s\)", postgresql("status").stdout)
+        told = postgresql.json("status")
+        assert (told["counts"]["permit_waiters"], told["counts"]["lock_waiters"]) == (2, 0)
+        (holder,) = (holder for holder in locks.run(sl.lock.holders()) if holder.kind != "lock")
+        assert (holder.kind, holder.name, len(holder.waiting)) == ("lease", "leader", 1)
+        assert str(holder).startswith("first waiter of lease leader: session ")
+
+
+def test_workers_are_listed(cli: Cli) -> None:
+    with cli.locks._engine.begin() as connection:
+        worker = build_context(connection.dialect, {}).tables.worker
+        for host, ago in (("web-1", 3.0), ("web-2", 900.0)):
+            connection.execute(
+                worker.insert().values(host=host, heartbeat_at=SecondsAgo(ago), started_at=SecondsAgo(ago))
+            )
+    told = cli.json("queue", "workers")["workers"]
+    assert [(row["host"], row["alive"], row["running"]) for row in told] == [("web-2", False, 0), ("web-1", True, 0)]
+    assert "15 min ago" in cli("queue", "workers").stdout
+
+
+def test_expired_permits_are_not_used(cli: Cli) -> None:
+    cli("semaphore", "create", "expiring", "2")
+    grants = [cli.locks.acquire({"expiring": 1}, ttl=ttl) for ttl in (0.001, 3600)]
+    for told in (cli.json("semaphore", "list", "expiring"), cli.json("status", "--limit", "1000")):
+        (row,) = (row for row in told["semaphores"] if row["name"] == "expiring")
+        assert (row["used"], row["expired"], row["holders"]) == (1, 1, 2)
+    assert ", expired" in cli("semaphore", "list", "expiring").stdout
+    for grant in grants:
+        cli.locks.release(grant)
 
 
 def test_status_without_key_list(sqlite: Cli) -> None:
     told = sqlite.json("status")
-    assert told["keys"] is None
-    assert "SQLite" in told["keys_error"]
-    assert told["keys_error"] in sqlite("status").stdout
+    assert told["locks"] is told["waiters"] is None
+    assert "SQLite" in told["locks_error"]
+    assert told["locks_error"] in sqlite("status").stdout
 
 
 def test_a_missing_step_is_reported_and_installed(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,8 +323,8 @@ def test_help_without_database() -> None:
         (("semaphore", "resize", "x", "1", "--by", "b" * 300), "300 characters"),
         (("queue", "requeue", "--stalled-for", "soon"), "'soon' is no duration"),
         (("queue", "requeue", "--stalled-for", "99999999d"), "a hundred years"),
-        (("queue", "requeue", "--job", "x"), "an external_id is a UUID"),
-        (("queue", "requeue", "mail", "--job", "x"), "leave QUEUE out"),
+        (("queue", "revive", "--job", "x"), "an external_id is a UUID"),
+        (("queue", "revive", "mail", "--job", "x"), "leave QUEUE out"),
         (("queue", "purge"), "--older-than"),
         (("queue", "purge", "--older-than", "7", "--yes"), "'7' is no duration: 90s, 5m, 2h and 7d are"),
         (("queue", "cancel", "x"), "an external_id is a UUID"),

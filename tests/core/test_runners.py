@@ -57,7 +57,7 @@ def test_each_way_of_their_async_twins(servers: Any, name: str, driver: str) -> 
 
 def test_repr_shows_name_and_values() -> None:
     operation = sl.lock.exclusive("a")
-    assert repr(operation) == str(operation) == "<lock.exclusive(lock_key=-3848465438864589366)>"
+    assert repr(operation) == str(operation) == "<lock.exclusive(lock_key=-3848465438864589366, lock_name='a')>"
     assert operation.name == "lock.exclusive"
     assert repr(sl.lock.vacuum()) == "<lock.vacuum()>"
     assert repr(sl.lock.create(2, 1, 2)) == "<lock.create(keys=[1, 2])>"

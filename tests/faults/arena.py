@@ -395,9 +395,8 @@ class Arena:
             acquired = dict(
                 connection.execute(select(state.c.id, state.c.acquired).where(state.c.id.like(f"{prefix}mutex%"))).all()
             )
-            used = {
-                row.name: row.used for row in connection.execute(sl.semaphore.usage()) if row.name.startswith(prefix)
-            }
+            usage = [row for row in connection.execute(sl.semaphore.usage()) if row.name.startswith(prefix)]
+            used = {row.name: row.used + row.expired for row in usage}
         with self.admin.begin() as connection:
             # the clients of later episodes list all semaphores
             for name in (name for name, count in used.items() if not count):

@@ -169,7 +169,7 @@ def test_locks_wait_limits_the_wait(engine_to: MakeEngine, name: str) -> None:
     key, engine = unused(), engine_to(name, poolclass=NullPool)
     with engine.connect() as holder, engine.connect() as waiter:
         holder.execute(sl.lock.session_exclusive(key))
-        with pytest.raises(sl.LockTimeout):
+        with pytest.raises(sl.LockTimeout, match=rf"lock\.session_exclusive\('{key}'\): "):
             waiter.execute(sl.lock.session_exclusive(key).execution_options(locks_wait=0.05))
         waiter.rollback()
         assert waiter.scalar(sl.lock.session_unlock(key)) is False

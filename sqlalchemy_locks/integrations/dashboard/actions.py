@@ -1,4 +1,4 @@
-"""The actions of an authorized visitor: release, requeue, pause, resume, resize.
+"""The actions of an authorized visitor: release, requeue, revive, pause, resume, resize.
 
 Each executes one operation, and is logged.
 """
@@ -41,16 +41,25 @@ def release(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, O
 
 
 def requeue(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, OwnTable]) -> str:
-    """Requeue dead jobs of a queue, with all their attempts restored, or stalled ones."""
-    name, what, queue = form.get("queue", ""), form.get("what", ""), _queue_of(form, own)
-    if what == "dead":
-        done = locks.run(queue.revive(queue=name, limit=BATCH)) or 0
-    elif what == "stalled":
-        done = locks.run(queue.requeue_stalled(STALLED_AFTER, queue=name, limit=BATCH)) or 0
-    else:
-        raise ValueError("only 'dead' or 'stalled' jobs can be requeued")
-    more = "; there may be more" if done == BATCH else ""
-    return f"Requeued {done:,} {what} job{'' if done == 1 else 's'} of {name!r}{more}"
+    """Requeue stalled jobs of a queue."""
+    name = form.get("queue", "")
+    operation = _queue_of(form, own).requeue_stalled(STALLED_AFTER, queue=name, limit=BATCH)
+    return f"Requeued {_jobs(locks.run(operation) or 0, 'stalled', name)}"
+
+
+def revive(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, OwnTable]) -> str:
+    """Return one dead job, or those of a queue, to the queue with all their attempts."""
+    name, job, queue = form.get("queue", ""), form.get("job"), _queue_of(form, own)
+    if not job:
+        return f"Revived {_jobs(locks.run(queue.revive(queue=name, limit=BATCH)) or 0, 'dead', name)}"
+    return (
+        f"Revived the job {job}" if locks.run(queue.revive(external_id=job)) else f"The job {job} is not dead any more"
+    )
+
+
+def _jobs(number: int, state: str, queue: str) -> str:
+    more = "; there may be more" if number == BATCH else ""
+    return f"{number:,} {state} job{'' if number == 1 else 's'} of {queue!r}{more}"
 
 
 def pause(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, OwnTable]) -> str:
@@ -84,6 +93,7 @@ def resize(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Ow
 ACTIONS: Mapping[str, Action] = {
     "release": release,
     "requeue": requeue,
+    "revive": revive,
     "pause": pause,
     "resume": resume,
     "resize": resize,
@@ -91,8 +101,8 @@ ACTIONS: Mapping[str, Action] = {
 
 
 def subject(form: Mapping[str, str]) -> str:
-    """Return what a form is about: the name of a semaphore or a queue, or a request's external id."""
-    return next((form[field] for field in ("name", "queue", "external_id") if field in form), "")
+    """Return what a form is about: the name of a semaphore or a queue, or the external id of a request or a job."""
+    return next((form[field] for field in ("name", "job", "queue", "external_id") if field in form), "")
 
 
 def log_done(name: str, who: str, message: str) -> None:

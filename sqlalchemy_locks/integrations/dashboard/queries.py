@@ -28,7 +28,7 @@ from sqlalchemy_locks.sql.clock import utc
 
 #: how many of each are shown; the page says how many more there are
 SEMAPHORES, HOLDERS, HOLDERS_OF_ONE, QUEUES, KEYS, WAITERS, MUTEXES, TIMEOUTS = 50, 10, 500, 50, 100, 10, 100, 50
-LEASES = 50
+LEASES, DEAD, WORKERS = 50, 20, 50
 #: how many semaphores, and how many of all holders, are shown unfolded
 UNFOLDED, _OPEN = 6, 12
 _LEVELS = ("over", "full", "busy", "")
@@ -64,11 +64,15 @@ class Snapshot:
     semaphores: Section
     leases: Section
     ages: Section
+    dead: Section
     queues: Section
+    workers: Section
     lately: Section
-    keys: Section
+    #: who waits for permits
+    waiters: Section
+    locks: Section
     mutexes: Section
-    timeouts: Section
+    periods: Section
     maintenance: Section
     changes: Section
     #: the semaphore whose holders are shown, if one was chosen
@@ -86,6 +90,7 @@ def read_all(locks: Locks, of: str | None = None, own: Mapping[str, OwnTable] | 
     completed = _section(locks, overview.completed)
     semaphores, leases = _semaphores(locks, of, now)
     timeouts = _limited(overview.timeouts, TIMEOUTS + len(TASKS))
+    waiters, held = _keys(_section(locks, overview.keys), now)
     return Snapshot(
         now=now,
         engine=locks.engine_name,
@@ -94,11 +99,14 @@ def read_all(locks: Locks, of: str | None = None, own: Mapping[str, OwnTable] | 
         semaphores=semaphores,
         leases=leases,
         ages=_section(locks, overview.ages, _ages),
+        dead=_dead(_with_own(locks, _limited(overview.dead, DEAD), tables, Queue), now),
         queues=_queues(locks, now, completed, tables),
+        workers=_workers(_with_own(locks, overview.workers, tables, Queue)),
         lately=completed if completed.error is not None else _lately(completed),
-        keys=_section(locks, overview.keys, lambda section: _keys(section, now)),
+        waiters=waiters,
+        locks=held,
         mutexes=_mutexes(_with_own(locks, _limited(overview.mutexes, MUTEXES), tables, Mutex), now),
-        timeouts=_timeouts(_with_own(locks, timeouts, tables, Timeout)),
+        periods=_periods(_with_own(locks, timeouts, tables, Timeout)),
         maintenance=_section(locks, overview.maintenance, _maintenance),
         changes=_section(locks, overview.changes, lambda section: _with_ages(section, "changed_at", now)),
         of=of,
@@ -194,15 +202,15 @@ def _semaphores(locks: Locks, of: str | None, now: datetime) -> tuple[Section, S
 
 
 def _with_level(row: Mapping[str, Any]) -> dict[str, Any]:
-    used, capacity = int(row["used"]), int(row["capacity"])
+    used, capacity, expired = int(row["used"]), int(row["capacity"]), int(row["expired"])
     share = 1.0 if used >= capacity else used / capacity
     level = "over" if used > capacity else "full" if share >= 1 else "busy" if share >= 0.8 else ""
-    return {**row, "used": used, "capacity": capacity, "share": share, "level": level}
+    return {**row, "used": used, "capacity": capacity, "expired": expired, "share": share, "level": level}
 
 
 def _add_holders(locks: Locks, rows: list[dict[str, Any]], of: str | None) -> None:
     """Add the oldest holders to each row."""
-    used = [row["id"] for row in rows if row["used"]]
+    used = [row["id"] for row in rows if row["holders"]]
     section = Section()
     if used:
         section = _section(locks, overview.holders(HOLDERS if of is None else HOLDERS_OF_ONE, used))
@@ -257,6 +265,21 @@ def _queues(locks: Locks, now: datetime, completed: Section, own: Mapping[str, O
     return _cut(latest, QUEUES, section, section.counts.get("queues", 0) + only_done)
 
 
+def _dead(section: Section, now: datetime) -> Section:
+    rows = _with_ages(section, "failed_at", now).rows
+    for row in rows:
+        # the last line of a traceback is the error
+        row["line"] = next(reversed((row["error"] or "").strip().splitlines()), None)
+    rows.sort(key=lambda row: row["age"])
+    return _cut(rows, DEAD, section, len(rows))
+
+
+def _workers(section: Section) -> Section:
+    return _cut(
+        sorted(section.rows, key=lambda row: -row["silent"]), WORKERS, section, section.counts.get("workers", 0)
+    )
+
+
 def _lately(section: Section) -> Section:
     minutes = [0] * _MINUTES
     for row in section.rows:
@@ -268,17 +291,17 @@ def _lately(section: Section) -> Section:
     return Section(rows={**chart, "capped": total >= overview.COUNT_LIMIT})
 
 
-def _keys(section: Section, now: datetime) -> Section:
+def _keys(section: Section, now: datetime) -> tuple[Section, Section]:
+    """Return who waits for permits, and the locks that are held."""
+    queues = [row for row in section.rows if row["kind"] != "lock"]
     rows = []
-    for holder in section.rows:
+    for holder in section.rows[len(queues) :]:
         waiters = holder["waiting"]
-        row = {**holder, "age": _age(holder["since"], now), "waiters": len(waiters)}
+        row = {**holder, "age": _age(holder["since"], now)}
         row["more"] = max(0, len(waiters) - WAITERS)
         row["waiting"] = [{**waiter, "age": _age(waiter["since"], now)} for waiter in waiters[:WAITERS]]
         rows.append(row)
-    # holders that others wait for come first
-    rows.sort(key=lambda row: -row["waiters"])
-    return _cut(rows, KEYS, section, len(rows))
+    return _cut(queues, KEYS, section, len(queues)), _cut(rows, KEYS, section, len(rows))
 
 
 def _mutexes(section: Section, now: datetime) -> Section:
@@ -287,11 +310,11 @@ def _mutexes(section: Section, now: datetime) -> Section:
     return _cut(_with_ages(section, "acquired_at", now).rows, MUTEXES, section, section.counts["mutexes"])
 
 
-def _timeouts(section: Section) -> Section:
+def _periods(section: Section) -> Section:
     if section.error is not None:
         return section
     rows = [row for row in section.rows if row["own"] or row["queue"] != QUEUE]
-    return _cut(rows, TIMEOUTS, section, section.counts["timeouts"] - (len(section.rows) - len(rows)))
+    return _cut(rows, TIMEOUTS, section, section.counts["periods"] - (len(section.rows) - len(rows)))
 
 
 def _maintenance(section: Section) -> Section:

@@ -17,7 +17,7 @@ from tests.fixtures.parties import PATIENCE, later, until
 
 #: name, capacity, and of each holder: who, how many, since when and for how long, in seconds
 SEMAPHORES: dict[str, tuple[int, list[tuple[str, int, float, float | None]]]] = {
-    "api-calls": (40, [(f"worker-{n}", 4 + n % 5, 4 + 7 * n, 60) for n in range(5)]),
+    "api-calls": (40, [(f"worker-{n}", 4 + n % 5, 4 + 7 * n, 600) for n in range(5)]),
     "backup-slots": (
         6,
         [

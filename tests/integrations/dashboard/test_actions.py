@@ -8,6 +8,7 @@ import sqlite3
 from collections.abc import Callable, Iterator
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+from uuid import UUID
 
 import pytest
 from sqlalchemy import event, update
@@ -86,7 +87,7 @@ def test_resize_changes_capacity_and_history(page: Door, semaphore: Make) -> Non
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_requeue_dead_and_stalled_jobs(engine: str, door_to: MakeDoor) -> None:
+def test_dead_jobs_are_revived_and_stalled_ones_requeued(engine: str, door_to: MakeDoor) -> None:
     page = door_to(engine, authorize=alice, secret="secret")
     name, job = unused("queue"), build_context(page.locks._engine.dialect, {}).tables.job
     with page.locks._engine.begin() as connection:
@@ -96,12 +97,16 @@ def test_requeue_dead_and_stalled_jobs(engine: str, door_to: MakeDoor) -> None:
         old = job.c.internal_id == jobs[2].internal_id
         connection.execute(update(job).where(old).values(started_at=SecondsAgo(1000)))
     token = page.token()
-    assert "Requeued 2 dead jobs" in said(page, page.post("requeue", token=token, queue=name, what="dead"))
-    assert "Requeued 1 stalled job of" in said(page, page.post("requeue", token=token, queue=name, what="stalled"))
+    one = str(UUID(str(jobs[0].external_id)))
+    assert f'name="job" value="{one}"' in page.text("/live")
+    for told in (f"Revived the job {one}", f"The job {one} is not dead any more"):
+        assert told in said(page, page.post("revive", token=token, job=one))
+    assert "Revived 1 dead job of" in said(page, page.post("revive", token=token, queue=name))
+    assert "Requeued 1 stalled job of" in said(page, page.post("requeue", token=token, queue=name))
     rows: list[Any] = page.locks.run(QUEUE.stats())
     (row,) = (row for row in rows if row.queue_id == name)
     assert (int(row.waiting) + int(row.scheduled), int(row.running), int(row.dead)) == (3, 0, 0)
-    assert page.post("requeue", token=token, queue=name, what="all").status_code == 400
+    assert page.post("revive", token=token, job="x").status_code == 400
 
 
 def test_pause_and_resume_a_queue(page: Door) -> None:

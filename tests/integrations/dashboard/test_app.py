@@ -76,7 +76,7 @@ def test_unknown_paths_and_methods_are_refused(door: str, door_to: MakeDoor) -> 
         "/static//etc/passwd",
     ):
         assert page.get(path).status_code == 404, path
-    for action in ("release", "requeue", "pause", "resume", "resize"):
+    for action in ("release", "requeue", "revive", "pause", "resume", "resize"):
         assert page.get(f"/{action}").status_code == 404
         assert page.post(action, external_id="x").status_code == 404
     for method in ("POST", "PUT", "DELETE", "PATCH"):

@@ -89,10 +89,11 @@ def test_own_tables_are_shown_with_shipped_ones(engine: str, own: Callable[[str]
     (mail,) = [row for row in look.queues.rows if row["own"]]
     assert [mail[name] for name in ("own", "queue_id", "done")] == ["post", "letters", None]
     assert [int(mail[name]) for name in ("waiting", "running", "stalled", "dead")] == [1, 1, 1, 1]
+    assert [(row["queue_id"], row["line"]) for row in look.dead.rows if row["own"]] == [("letters", "it was")]
     (mutex,) = [row for row in look.mutexes.rows if row["own"]]
     assert [mutex[name] for name in ("own", "id", "owner")] == ["imports", "nightly", "worker-3"]
     assert mutex["age"] >= 0
-    (timeout,) = [row for row in look.timeouts.rows if row["own"]]
+    (timeout,) = [row for row in look.periods.rows if row["own"]]
     assert [timeout[name] for name in ("own", "id", "every", "free_in")] == ["reports", "weekly", None, None]
     assert [row for row in queries.read_all(locks).queues.rows if row["own"]] == []
 
@@ -102,15 +103,15 @@ def test_jobs_of_own_queues_are_requeued(engine: str, own: Callable[[str], Engin
     own(engine)
     page: Door = door_to(engine, "asgi", authorize=alice, secret="secret", own=OWN)
     token = page.token()
-    for what in ("dead", "stalled"):
-        answer = page.post("requeue", token=token, queue="letters", what=what, own="post")
-        assert f"Requeued 1 {what} job of &#39;letters&#39;" in said(page, answer)
+    for action, done in (("revive", "Revived 1 dead"), ("requeue", "Requeued 1 stalled")):
+        answer = page.post(action, token=token, queue="letters", own="post")
+        assert f"{done} job of &#39;letters&#39;" in said(page, answer)
     (stats,) = page.locks.run(MAIL.stats())
     assert (stats.waiting, stats.running, stats.dead) == (3, 0, 0)
     assert page.post("pause", token=token, queue="letters", own="post").status_code == 400
     assert not re.search(r'action="pause">((?!</form>).)*name="own" value="post"', page.text("/"), re.DOTALL)
     for name in ("imports", "another"):
-        refused = page.post("requeue", token=token, queue="letters", what="dead", own=name)
+        refused = page.post("requeue", token=token, queue="letters", own=name)
         assert refused.status_code == 400
         assert f"named &#39;{name}&#39;" in refused.text
 

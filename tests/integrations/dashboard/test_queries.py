@@ -37,14 +37,15 @@ def test_semaphores_with_holders(engine: Engine) -> None:
     rows = {row["name"]: row for row in look.semaphores.rows}
     # the full first, then the nearly full, then those in use
     assert list(rows) == ["gpu", "backup-slots", "api-calls", "pdf-renderer", "warehouse-sync"]
-    assert look.semaphores.counts == {"semaphores": 5, "full": 1, "leases": 0, "leases_held": 0, "permits": 40}
+    assert look.semaphores.counts == {"semaphores": 5, "full": 1, "leases": 0, "leases_held": 0, "permits": 39}
     assert {name: (row["used"], row["capacity"]) for name, row in rows.items()} == {
         "api-calls": (30, 40),
         "backup-slots": (5, 6),
         "gpu": (4, 4),
-        "pdf-renderer": (1, 8),
+        "pdf-renderer": (0, 8),
         "warehouse-sync": (0, 1),
     }
+    assert [name for name, row in rows.items() if row["expired"]] == ["pdf-renderer"]
     people = rows["backup-slots"]["people"]
     assert [one["owner"] for one in people][:2] == ["db-3.example.org", "db-1.example.org"]
     assert [one["permits"] for one in people] == [1, 1, 2, 1]
@@ -90,6 +91,15 @@ def test_queues_with_job_counts(engine: Engine) -> None:
     assert 1 < lately["peak"] < 60
 
 
+def test_dead_jobs_and_workers(engine: Engine) -> None:
+    look = queries.read_all(sl.Locks(engine))
+    jobs = [(row["queue_id"], row["attempts"], row["max_attempts"], row["line"]) for row in look.dead.rows]
+    assert jobs == [("mail", 1, 5, "550 no such user")] * 3
+    assert sl.Locks(engine).run(activity.dead(5, "invoices")) == []
+    assert [(row["host"], row["running"], row["alive"]) for row in look.workers.rows] == [("worker-1", 11, True)]
+    assert look.workers.counts == {"workers": 1, "silent": 0}
+
+
 def test_completed_jobs_are_counted_newest_first(engine: Engine) -> None:
     locks = sl.Locks(engine)
     every = locks.run(activity.completed(3600, 100_000))
@@ -106,7 +116,7 @@ def test_mutexes_timeouts_maintenance_changes(engine: Engine) -> None:
         ("nightly-import", "default", "worker-3"),
         ("search-index", "shop", "worker-1"),
     ]
-    assert [row["id"] for row in look.timeouts.rows] == ["daily-report", "exchange-rates", "heartbeat"]
+    assert [row["id"] for row in look.periods.rows] == ["daily-report", "exchange-rates", "heartbeat"]
     assert [row["name"] for row in look.maintenance.rows] == [
         "tasks",
         "orphans",
@@ -135,10 +145,10 @@ def test_one_semaphore_with_many_holders(engine: Engine) -> None:
 def test_keys_with_holders_and_waiters(engine: Engine) -> None:
     locks = sl.Locks(engine)
     if engine.dialect.name == "sqlite":
-        assert "SQLite" in str(queries.read_all(locks).keys.error)
+        assert "SQLite" in str(queries.read_all(locks).locks.error)
         return
     with contended(engine, locks):
-        rows = queries.read_all(locks).keys.rows
+        rows = queries.read_all(locks).locks.rows
     (row,) = (row for row in rows if row["key"] == sl.lock.key("invoice:42"))
     assert (row["mode"], row["waiters"]) == ("exclusive", 2)
     assert sorted(each["mode"] for each in row["waiting"]) == ["exclusive", "shared"]
@@ -174,15 +184,15 @@ def test_every_part_is_on_the_page(kind: str, door: str, door_to: MakeDoor, sema
     for heading in (
         "Semaphores",
         "Holders by age",
-        "Leases held",
-        "Queues",
-        "Completed per minute",
-        "Locks held now",
-        "Mutexes taken",
+        "Sweeps and clean-ups",
+        "Recent actions",
+        "Engine and schema",
     ):
         assert f">{heading}</h2>" in text
-    for heading in ("Timeouts", "Sweeps and clean-ups", "Recent actions", "Engine and schema"):
-        assert f">{heading}</h2>" in text
+    # what there is none of is in one line
+    for heading, one in (("Dead jobs", "dead jobs"), ("Leases held", "leases held"), ("Mutexes held", "mutexes held")):
+        (line,) = re.findall("None: [^<]*", text)
+        assert (f">{heading}</h2>" in text) is (one not in line)
     assert "could not be read" not in text
     live = page.text("/live")
     assert name in live
