@@ -27,7 +27,7 @@ from sqlalchemy_locks.facade.maintenance import QUEUE
 from sqlalchemy_locks.health import Finding, examine
 from sqlalchemy_locks.queue import activity
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.semaphore import queries
+from sqlalchemy_locks.semaphore import monitoring
 from sqlalchemy_locks.sql.clock import Now, utc
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA
 
@@ -82,7 +82,7 @@ def semaphores(locks: Locks, limit: int) -> Part:
     """
     counts: dict[str, int] = dict.fromkeys(("semaphores", "full", "leases", "leases_held", "permits"), 0)
     rows: Rows = []
-    for row in _dicts(locks.run(queries.fullest(limit))):
+    for row in _dicts(locks.run(monitoring.fullest(limit))):
         row.update(used=int(row["used"]), on_demand=bool(row["on_demand"]))
         total, full = row.pop("total"), row.pop("full")
         if row["id"] is not None:
@@ -95,7 +95,7 @@ def semaphores(locks: Locks, limit: int) -> Part:
             counts |= {"semaphores": total, "full": int(full)}
     # read of these rows alone: of all that is held, each request would have to be read
     ids = [row["id"] for row in rows if row["holders"]]
-    expired = {id: int(permits) for id, permits in locks.run(queries.expired_permits(ids)) if permits} if ids else {}
+    expired = {id: int(permits) for id, permits in locks.run(monitoring.expired_permits(ids)) if permits} if ids else {}
     for row in rows:
         row["expired"] = expired.get(row["id"], 0)
         live = row["used"] - row["expired"]
@@ -110,18 +110,18 @@ def semaphores(locks: Locks, limit: int) -> Part:
 
 def one_semaphore(locks: Locks, name: str) -> Part:
     """Return the semaphore of this name, if there is one, as :func:`semaphores` does."""
-    rows = _dicts(locks.run(queries.named([name])))
+    rows = _dicts(locks.run(monitoring.named([name])))
     return Part([{**row, "on_demand": False} for row in rows], {"semaphores": len(rows)})
 
 
 def holders(each: int, semaphores: list[int]) -> Callable[[Locks], Part]:
     """Return a query for the oldest holders: up to ``each`` of each of these semaphores, given by their ids."""
-    return lambda locks: Part(_dicts(locks.run(queries.oldest_holders(each, semaphores))))
+    return lambda locks: Part(_dicts(locks.run(monitoring.oldest_holders(each, semaphores))))
 
 
 def ages(locks: Locks) -> Part:
     """Return how many requests are held, by age: one row."""
-    rows = _dicts(locks.run(queries.holder_ages(COUNT_LIMIT)))
+    rows = _dicts(locks.run(monitoring.holder_ages(COUNT_LIMIT)))
     counted = sum(int(count) for name, count in rows[0].items() if name != "expired")
     return Part(rows, {"holders": counted}, ["holders"] if counted == COUNT_LIMIT else ())
 
@@ -199,7 +199,7 @@ def keys(locks: Locks) -> Part:
     counts["lock_waiters"] = sum(row["waiters"] for row in rows) - waiters
     if queues:
         now, names = instant(locks), [row["name"] for row in queues[:QUEUED]]
-        holders = {row.name: row for row in locks.run(queries.named(names))}
+        holders = {row.name: row for row in locks.run(monitoring.named(names))}
         for row in queues:
             row["says"] = _waiters(row, holders.get(row["name"]), now)
     return Part(rows, counts)

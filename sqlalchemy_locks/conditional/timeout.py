@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import BigInteger, Integer, SmallInteger, Update, and_, bindparam, case, cast, null, or_, select, update
 
-from sqlalchemy_locks import _timezones as zones
+from sqlalchemy_locks import _utc_offsets as zones
 from sqlalchemy_locks._validation import period_seconds, seconds_since_1970
 from sqlalchemy_locks.conditional.listing import Listing, labelled
 from sqlalchemy_locks.core import row_admin

@@ -40,9 +40,11 @@ class MigrationLock(Protocol):
 
     def acquire(self) -> bool:
         """Try to acquire the lock."""
+        ...
 
     def is_held(self) -> bool:
         """Ask the server, which also keeps the connection from being idle."""
+        ...
 
     def holder(self) -> str | None:
         """Describe who holds it, as far as this user may know."""

@@ -9,13 +9,11 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy_locks.sql import clock, elements
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, Payload, tables
 
-#: the functions are in the schema of this table, to which ``schema_translate_map`` may have moved it
-_BESIDE = tables(DEFAULT_SCHEMA, "").installed
-
 
 @compiles(elements.LockFunction, "postgresql", "yugabytedb")
 def _function(element: elements.LockFunction, compiler: Any, **kw: Any) -> str:
-    name = compiler.preparer.format_table(_BESIDE, name=element.name)
+    # in the schema of any of the tables, to which schema_translate_map may have moved it
+    name = compiler.preparer.format_table(tables(DEFAULT_SCHEMA, "").installed, name=element.name)
     return f"{name}{compiler.function_argspec(element, **kw)}"
 
 

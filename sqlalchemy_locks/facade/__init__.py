@@ -1,1 +1,1 @@
-"""What waits, renews and retries: ``Locks``, ``AsyncLocks`` and what they give."""
+"""What waits, renews and retries: ``Locks`` and what it gives; ``async_locks.py`` runs it in a greenlet."""

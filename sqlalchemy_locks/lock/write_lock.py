@@ -1,4 +1,4 @@
-"""SQLite: every lock is the database's one write lock."""
+"""SQLite: every lock is the database's one write lock, for which ``dialects/sqlite.py`` waits."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from datetime import datetime, timedelta
 from typing import Any, cast
 
-from sqlalchemy_locks._timezones import offsets_around, zone
+from sqlalchemy_locks._utc_offsets import offsets_around, zone
 from sqlalchemy_locks._validation import period_seconds, seconds_since_1970
 from sqlalchemy_locks.redis.base import (
     Call,

@@ -12,17 +12,18 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
+from sqlalchemy.engine import Dialect
 from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import await_only
 
 from sqlalchemy_locks._forks import in_forked_child
 
-_QUEUES = "_sqlalchemy_locks_queues"
 #: the longest timeout in seconds that is passed to ``threading.Lock``, ten years
 _FOREVER = 86400.0 * 3650
-_every: WeakSet[LocalQueues] = WeakSet()
+#: of each engine, by its dialect, which its copies with other options share
+_every: WeakKeyDictionary[Dialect, LocalQueues] = WeakKeyDictionary()
 
 
 class LocalQueues:
@@ -31,7 +32,6 @@ class LocalQueues:
     def __init__(self, asynchronous: bool) -> None:
         self.asynchronous = asynchronous
         self.clear()
-        _every.add(self)
 
     def clear(self) -> None:
         """Forget all tickets, in a forked process: those who have them are in the parent."""
@@ -132,18 +132,16 @@ async def wait_for_future(future: asyncio.Future[Any], timeout: float | None) ->
     return future.done()
 
 
-def local_queues(dialect: Any) -> LocalQueues:
-    """Return the queues of an engine, by its dialect: every ``Locks`` on it and its options' copies share them.
+def local_queues(dialect: Dialect) -> LocalQueues:
+    """Return the queues of an engine, by its dialect: every ``Locks`` on it shares them.
 
     A forked process has queues of its own.
     """
-    attributes: dict[str, Any] = dialect.__dict__
-    queues: LocalQueues | None = attributes.get(_QUEUES)
-    # in one step, for threads that come at the same time
-    return queues or attributes.setdefault(_QUEUES, LocalQueues(bool(dialect.is_async)))
+    # set in one step, for threads that come at the same time
+    return _every.get(dialect) or _every.setdefault(dialect, LocalQueues(dialect.is_async))
 
 
 @in_forked_child
 def _clear_all() -> None:
-    for queues in list(_every):
+    for queues in list(_every.values()):
         queues.clear()

@@ -14,7 +14,7 @@ from __future__ import annotations
 from sqlalchemy_locks.semaphore.acquire import acquire
 from sqlalchemy_locks.semaphore.admin import create, delete, resize
 from sqlalchemy_locks.semaphore.guarded import guarded
-from sqlalchemy_locks.semaphore.queries import history, holders, usage
+from sqlalchemy_locks.semaphore.monitoring import history, holders, usage
 from sqlalchemy_locks.semaphore.release import release, renew
 from sqlalchemy_locks.semaphore.sweep import clean, clean_history, clean_leases, sweep
 

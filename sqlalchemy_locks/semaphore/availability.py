@@ -13,7 +13,7 @@ from sqlalchemy import String, bindparam, exists, func, or_, select
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import Operation, RowsOperation
-from sqlalchemy_locks.semaphore.queries import ReadSemaphores
+from sqlalchemy_locks.semaphore.monitoring import ReadSemaphores
 from sqlalchemy_locks.semaphore.statements import HELD_STATE, expiry
 from sqlalchemy_locks.sql.clock import Now
 from sqlalchemy_locks.sql.tables import Tables

@@ -13,7 +13,7 @@ from sqlalchemy import Engine, NullPool, select, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks._timezones import offsets_around, zone
+from sqlalchemy_locks._utc_offsets import offsets_around, zone
 from sqlalchemy_locks.sql.clock import Epoch
 from sqlalchemy_locks.sql.tables import tables
 from tests.fixtures.parties import (

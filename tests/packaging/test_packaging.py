@@ -116,7 +116,7 @@ def test_the_command_line(installed: Environment, project: Path) -> None:
     run(script, "install", "--url", "sqlite:///x.db", cwd=project)
     assert found(installed, project) == OURS
     assert "All is well" in run(script, "check", "--url", "sqlite+aiosqlite:///x.db", cwd=project)
-    assert "No semaphores" in installed("-m", "sqlalchemy_locks", "status", "--url", "sqlite:///x.db", cwd=project)
+    assert "None: semaphores, " in installed("-m", "sqlalchemy_locks", "status", "--url", "sqlite:///x.db", cwd=project)
 
 
 def test_sdist_has_tests_docs_and_changelog(built: Built) -> None:

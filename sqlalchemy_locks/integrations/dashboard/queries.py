@@ -23,7 +23,7 @@ from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import QUEUE, TASKS
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.semaphore.queries import AGES
+from sqlalchemy_locks.semaphore.monitoring import AGES
 from sqlalchemy_locks.sql.clock import utc
 
 #: how many of each are shown; the page says how many more there are

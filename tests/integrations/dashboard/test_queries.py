@@ -13,7 +13,7 @@ from sqlalchemy_locks.admin import overview
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.integrations.dashboard import queries
 from sqlalchemy_locks.queue import activity
-from sqlalchemy_locks.semaphore.queries import oldest_holders
+from sqlalchemy_locks.semaphore.monitoring import oldest_holders
 from sqlalchemy_locks.sql.clock import SecondsAgo
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.parties import connected
