@@ -272,7 +272,6 @@ def report_generic_plan(url: URL) -> None:
             took = []
             for analyzed in (False, True):
                 other.execute(text("TRUNCATE lock.job"))
-                other.execute(text("ANALYZE lock.job"))
                 engine = create_engine(url, connect_args={"options": "-c synchronous_commit=off"})
                 with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
                     if not analyzed:
