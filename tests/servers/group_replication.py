@@ -62,7 +62,8 @@ class GroupMember(MySQL):
         single = "OFF" if self._multi_primary else "ON"
         left_out = ("--skip-log-bin", *([f"--init-file={self.directory}/account.sql"] if self._joined else []))
         return [
-            *(word for word in super()._command() if word not in left_out),
+            # with a certificate that is given, MySQL makes no RSA keys, by which the members log in to one another
+            *(word for word in super()._command() if word not in left_out and not str(word).startswith("--ssl-")),
             *(["--super-read-only=ON"] if self._joined else []),
             f"--server-id={self.port}",
             "--log-bin",
