@@ -30,10 +30,15 @@ def replace_pool_in_forks(engine: Engine) -> None:
 
 def replace_pool(engine: Engine) -> None:
     """Replace the pool of an engine in a forked process; the parent's connections stay open."""
-    # a database in memory is on the one connection that these pools have
-    if not isinstance(engine.pool, (SingletonThreadPool, StaticPool)):
+    # a database in memory is on the one connection that such a pool has
+    if not shares_one_connection(engine.pool):
         _inherited.append(engine.pool)
         engine.dispose(close=False)
+
+
+def shares_one_connection(pool: Pool) -> bool:
+    """Return whether the pool shares one connection, and so one transaction, between checkouts."""
+    return isinstance(pool, (StaticPool, SingletonThreadPool))
 
 
 @in_forked_child

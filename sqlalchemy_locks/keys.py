@@ -39,7 +39,7 @@ def key(*parts: str | int) -> int:
         name = "\0".join(texts).encode()
     except UnicodeEncodeError:
         raise ValueError("a lock's name must be valid Unicode text") from None
-    return int.from_bytes(hashlib.sha256(name).digest()[:8], "big", signed=True)
+    return _number(hashlib.sha256(name).digest())
 
 
 def queue_keys(installation: str, semaphores: Iterable[str]) -> Iterator[int]:
@@ -53,7 +53,11 @@ def queue_keys(installation: str, semaphores: Iterable[str]) -> Iterator[int]:
     for name in semaphores:
         digest = beginning.copy()
         digest.update(name.encode())
-        yield int.from_bytes(digest.digest()[:8], "big", signed=True)
+        yield _number(digest.digest())
+
+
+def _number(digest: bytes) -> int:
+    return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def as_key(value: str | int) -> int:

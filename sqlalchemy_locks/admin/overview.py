@@ -26,6 +26,7 @@ from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import QUEUE
 from sqlalchemy_locks.health import Finding, examine
 from sqlalchemy_locks.queue import activity
+from sqlalchemy_locks.queue.liveness import STALLED_AFTER
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.semaphore import monitoring
 from sqlalchemy_locks.sql.clock import Now, utc
@@ -37,8 +38,6 @@ OwnTable = Queue[Any] | Mutex | Timeout
 
 #: completed jobs, holders, mutexes and timeouts are counted up to this number
 COUNT_LIMIT = 2_000
-#: a running job is stalled when its worker has sent no heartbeat for this many seconds
-STALLED_AFTER = 300.0
 #: completed jobs are counted over this many seconds
 COMPLETED_WITHIN = 3600.0
 #: the maximum number of changes of capacity
@@ -143,6 +142,11 @@ def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
 def dead(locks: Locks, limit: int, queue: Queue[Any] | None = None) -> Part:
     """Return the jobs that died last."""
     return Part(_dicts(locks.run(activity.dead(limit, jobs=queue._jobs if queue else None))))
+
+
+def error_line(job: Mapping[str, Any]) -> str | None:
+    """Return the last line of a dead job's error, which in a traceback is the error itself."""
+    return next(reversed((job["error"] or "").strip().splitlines()), None)
 
 
 def workers(locks: Locks, queue: Queue[Any] | None = None) -> Part:

@@ -21,6 +21,7 @@ from sqlalchemy import Connection, event
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import timeout_seconds, valid_name
+from sqlalchemy_locks.dialects.base import Sleep, sleep_for
 from sqlalchemy_locks.dialects.migration_locks import ALEMBIC, MigrationLock, in_memory, migration_lock_on
 from sqlalchemy_locks.errors import LockLost, LockTimeout, Unsupported
 
@@ -84,7 +85,7 @@ def migration_lock(
             try:
                 lock = migration_lock_on(own, name)
                 if lock is not None:
-                    _wait(lock, name, limit)
+                    _wait(lock, name, limit, sleep_for(engine.dialect))
             except Unsupported as error:
                 if required:
                     raise
@@ -102,7 +103,7 @@ def migration_lock(
         pool.dispose()
 
 
-def _wait(lock: MigrationLock, name: str, limit: float | None) -> None:
+def _wait(lock: MigrationLock, name: str, limit: float | None, sleep: Sleep) -> None:
     """Try until the lock is acquired.
 
     :raises LockTimeout: when ``limit`` seconds have passed.
@@ -122,15 +123,8 @@ def _wait(lock: MigrationLock, name: str, limit: float | None) -> None:
             end = "without a limit" if limit is None else f"for {left:.0f} s more"
             message = f"Waiting {end} for the migration lock {name!r}, held by {lock.holder() or 'another process'}"
             print(message, file=sys.stderr, flush=True)
-        _sleep(lock, min(pause, left))
+        sleep(min(pause, left))
         pause = min(_LONGEST_PAUSE, pause * 1.5)
-
-
-def _sleep(lock: MigrationLock, seconds: float) -> None:
-    if lock.asynchronous:
-        await_only(asyncio.sleep(seconds))
-    else:
-        time.sleep(seconds)
 
 
 @contextmanager

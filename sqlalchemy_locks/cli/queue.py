@@ -214,9 +214,7 @@ def _dead_table(rows: list[dict[str, Any]]) -> Any:
     whole = ("Job", "Died at (UTC)")
     grid = table("Job", "Queue", "Attempts", "Died at (UTC)", "Error", right=("Attempts",), whole=whole)
     for row in rows:
-        # the last line of a traceback is the error
-        lines = (row["error"] or "").strip().splitlines()
         attempts = plain(f"{row['attempts']} of {row['max_attempts']}")
-        died, error = second(row["failed_at"]), plain(lines[-1] if lines else None)
+        died, error = second(row["failed_at"]), plain(overview.error_line(row))
         grid.add_row(plain(row["external_id"]), plain(row["queue_id"]), attempts, died, error)
     return grid

@@ -18,9 +18,9 @@ from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.exc import DBAPIError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolExhausted
 
-from sqlalchemy_locks._forks import in_forked_child
+from sqlalchemy_locks._forks import in_forked_child, shares_one_connection
 from sqlalchemy_locks.core.operation import Execution, translated
-from sqlalchemy_locks.core.transaction import return_to_pool, shares_one_connection
+from sqlalchemy_locks.core.transaction import return_to_pool
 from sqlalchemy_locks.errors import PoolTimeout, Unsupported
 
 #: of this process; a forked child gives each a new pool

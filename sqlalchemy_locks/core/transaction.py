@@ -19,7 +19,7 @@ from sqlalchemy import Engine, Select, Table, select
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
-from sqlalchemy.pool import QueuePool, SingletonThreadPool, StaticPool
+from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import seconds
@@ -173,11 +173,6 @@ def connected(engine: Engine) -> Iterator[Connection]:
         return_to_pool(connection, error)
         raise
     return_to_pool(connection)
-
-
-def shares_one_connection(pool: Any) -> bool:
-    """Return whether the pool shares one connection, and so one transaction, between checkouts."""
-    return isinstance(pool, (StaticPool, SingletonThreadPool))
 
 
 def has_room(engine: Engine) -> bool:

@@ -18,8 +18,8 @@ from typing import Protocol
 
 from sqlalchemy import Connection, Engine, text
 from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
+from sqlalchemy_locks._forks import shares_one_connection
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import Family
 from sqlalchemy_locks.dialects.yugabytedb import NO_ADVISORY_LOCKS
@@ -57,7 +57,7 @@ def in_memory(engine: Engine) -> bool:
     """Return whether a pool has the only connection to a database, which is one process's own."""
     return (
         engine.dialect.name == "sqlite"
-        and isinstance(engine.pool, (StaticPool, SingletonThreadPool))
+        and shares_one_connection(engine.pool)
         and engine.url.database in (None, "", ":memory:")
     )
 

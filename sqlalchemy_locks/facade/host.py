@@ -5,13 +5,10 @@ The parts import it, and it imports none of them.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import os
 import secrets
 import socket
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -93,24 +90,6 @@ class LockHost(Observed):
         if not self._engine.dialect.is_async:
             return run(operation)
         return await_only(shielded(greenlet_spawn(run, operation)))
-
-    @contextlib.contextmanager
-    def _after(self, seconds: float, call: Callable[[], object]) -> Iterator[None]:
-        """Call something when the block has taken so long: in a thread, or in a task of the running event loop."""
-        timer: threading.Timer | asyncio.TimerHandle
-        tasks: list[asyncio.Task[object]] = []
-        if self._engine.dialect.is_async:
-            loop = asyncio.get_running_loop()
-            timer = loop.call_later(seconds, lambda: tasks.append(loop.create_task(greenlet_spawn(call))))
-        else:
-            timer = threading.Timer(seconds, call)
-            timer.daemon = True
-            with contextlib.suppress(RuntimeError):  # the system refuses more threads
-                timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
 
     def _process_name(self) -> str:
         return f"{socket.gethostname()[:200]}:{os.getpid()}:{self._nonce}"

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, overload
 from sqlalchemy import Engine
 
 from sqlalchemy_locks import semaphore
-from sqlalchemy_locks._forks import replace_pool_in_forks
+from sqlalchemy_locks._forks import replace_pool_in_forks, shares_one_connection
 from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds, valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, RowsOperation, fresh_nonce
-from sqlalchemy_locks.core.transaction import shares_one_connection
 from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Name

@@ -11,11 +11,13 @@ permits of the semaphore already doesn't queue: the request at the head may be w
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import math
+import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
 from typing import Any
@@ -23,6 +25,7 @@ from typing import Any
 from sqlalchemy import Engine
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
+from sqlalchemy.util import greenlet_spawn
 
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks.core.backoff import Backoff
@@ -56,6 +59,25 @@ _NOTHING: Mapping[str, int] = {}
 LONG_WAIT = 60.0
 #: the longest wait of one statement for the head of the server's queue, in seconds
 _LONGEST_JOIN = 86400.0
+
+
+@contextlib.contextmanager
+def _called_after(seconds: float, call: Callable[[], object], engine: Engine) -> Iterator[None]:
+    """Call something when the block has taken so long: in a thread, or in a task of the running event loop."""
+    timer: threading.Timer | asyncio.TimerHandle
+    tasks: list[asyncio.Task[object]] = []
+    if engine.dialect.is_async:
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(seconds, lambda: tasks.append(loop.create_task(greenlet_spawn(call))))
+    else:
+        timer = threading.Timer(seconds, call)
+        timer.daemon = True
+        with contextlib.suppress(RuntimeError):  # the system refuses more threads
+            timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class _BeyondCapacity(LockTimeout):
@@ -166,7 +188,7 @@ class SemaphoreWaiter:
             raise self._timed_out()
         outcome: Grant | str = next(iter(self._permits if grant is None else grant.exhausted))
         endless = self._timeout is None and log.isEnabledFor(logging.INFO)
-        with self._locks._after(LONG_WAIT, self._log_wait) if endless else contextlib.nullcontext():
+        with _called_after(LONG_WAIT, self._log_wait, self._locks._engine) if endless else contextlib.nullcontext():
             while not isinstance(outcome, Grant):
                 outcome = self._wait_for(outcome)
         return outcome
@@ -198,12 +220,12 @@ class SemaphoreWaiter:
 
     def _wait_at_head(self, name: str) -> Grant | str | None:
         """As :meth:`_wait_for`, at the head of the server's queue; ``None`` where there is none, or no time for it."""
-        keys = dict(zip(self._permits, self._queue_keys(), strict=True))
+        (key,) = queue_keys(self._locks._installation, [name])
         backoff = Backoff(0.01)
         shortest = self._backend.shortest_queue_wait
         while shortest is not None and self._left() > shortest:
             try:
-                with ServerQueue(self._locks._engine, keys[name], self._locks._after_begin.call) as queue:
+                with ServerQueue(self._locks._engine, key, self._locks._after_begin.call) as queue:
                     return self._poll(name, queue) if queue.join(self._left()) else None
             except (PoolTimeout, _BeyondCapacity):
                 raise

@@ -23,6 +23,8 @@ from sqlalchemy_locks.queue.jobs import Jobs, WorkerRows
 from sqlalchemy_locks.queue.maintenance import JobSweep
 from sqlalchemy_locks.sql.clock import Instant, Now, SecondsAgo
 
+#: how long a worker has sent no heartbeat whose jobs are stalled, by default, in seconds
+STALLED_AFTER = 300
 #: how long a worker without jobs has to be silent before its row is deleted, in seconds
 FORGET_AFTER = 86400.0
 #: the most such rows that are deleted in one transaction

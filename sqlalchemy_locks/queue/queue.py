@@ -42,6 +42,7 @@ from sqlalchemy_locks.queue.jobs import IDS, Jobs
 from sqlalchemy_locks.queue.liveness import (
     FORGET_AFTER,
     HOST,
+    STALLED_AFTER,
     AddWorker,
     ReadHeartbeat,
     RemoveWorker,
@@ -310,7 +311,7 @@ class Queue(EntityPattern[E]):
 
     @shaped(INT_ROW)
     def requeue_stalled(
-        self, older_than: float | timedelta = 300, *, queue: str | None = None, limit: int = 1000
+        self, older_than: float | timedelta = STALLED_AFTER, *, queue: str | None = None, limit: int = 1000
     ) -> Operation[Any]:
         """Return the jobs of dead workers to the queue: an attempt that had begun counts, and after the last one the
         job is dead.
@@ -466,7 +467,7 @@ class Queue(EntityPattern[E]):
             raise ValueError(f"{name} needs at least one queue")
         return sorted({valid_name(queue, "a queue") for queue in queues})
 
-    def stats(self, *, stalled_after: float | timedelta = 300) -> RowsOperation[Any]:
+    def stats(self, *, stalled_after: float | timedelta = STALLED_AFTER) -> RowsOperation[Any]:
         """Count the jobs of each queue: rows of ``queue_id, waiting, scheduled, running, dead, stalled, oldest,
         paused``.
 

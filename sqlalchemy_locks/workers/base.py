@@ -9,8 +9,9 @@ from datetime import timedelta
 from typing import Any, ClassVar, Generic, TypeVar
 
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
+from sqlalchemy_locks.queue.liveness import STALLED_AFTER
 from sqlalchemy_locks.queue.queue import Queue
-from sqlalchemy_locks.workers.config import STALLED_AFTER, RetryPolicy, StopRequest, WorkerConfig
+from sqlalchemy_locks.workers.config import RetryPolicy, StopRequest, WorkerConfig
 from sqlalchemy_locks.workers.events import ObservedWorker
 from sqlalchemy_locks.workers.state import WorkerState
 

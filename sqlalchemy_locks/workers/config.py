@@ -10,9 +10,8 @@ from datetime import timedelta
 
 from sqlalchemy import Engine
 
-from sqlalchemy_locks._forks import replace_pool_in_forks
+from sqlalchemy_locks._forks import replace_pool_in_forks, shares_one_connection
 from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
-from sqlalchemy_locks.core.transaction import shares_one_connection
 from sqlalchemy_locks.dialects import Backend, backend_for
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.queue.queue import Queue
@@ -20,8 +19,6 @@ from sqlalchemy_locks.queue.queue import Queue
 _LONGEST_HEARTBEAT = 3600.0
 #: a run appends a nonce, and the column has 255 characters
 _LONGEST_HOST = 240
-#: the default of ``stalled_after``: what other workers may have where this one judges nobody
-STALLED_AFTER = 300.0
 #: how long after the grace a worker may report and release its jobs, in seconds
 CLOSE_WITHIN = 3.0
 RetryPolicy = float | timedelta | Callable[[int], float | timedelta]

@@ -24,9 +24,9 @@ from sqlalchemy_locks.core.operation import fresh_nonce
 from sqlalchemy_locks.core.side_pool import SidePool
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.errors import LockError
-from sqlalchemy_locks.queue.liveness import AddWorker, RemoveWorker, SendHeartbeat
+from sqlalchemy_locks.queue.liveness import STALLED_AFTER, AddWorker, RemoveWorker, SendHeartbeat
 from sqlalchemy_locks.runtime.renewal import clock
-from sqlalchemy_locks.workers.config import STALLED_AFTER, WorkerConfig
+from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, log
 
 #: the pause after a heartbeat that failed: the first one in seconds, and the longest as a part of the interval

@@ -25,9 +25,9 @@ from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.queue.acknowledge import RUNNING, skip_locked
 from sqlalchemy_locks.queue.fetch import decoders
 from sqlalchemy_locks.queue.jobs import BEGUN, COUNTED_AHEAD, ORDER
-from sqlalchemy_locks.queue.liveness import ReadHeartbeat
+from sqlalchemy_locks.queue.liveness import STALLED_AFTER, ReadHeartbeat
 from sqlalchemy_locks.sql.clock import utc
-from sqlalchemy_locks.workers.config import STALLED_AFTER, StopRequest, WorkerConfig
+from sqlalchemy_locks.workers.config import StopRequest, WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, log, was_answered
 from sqlalchemy_locks.workers.events import JobReports, ObservedWorker
 from sqlalchemy_locks.workers.heartbeats import Heartbeats

@@ -13,6 +13,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import installation
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.facade import semaphore_wait as waits
+from sqlalchemy_locks.keys import queue_keys
 from sqlalchemy_locks.runtime.local_queue import local_queues
 from tests.facade.test_lease_loss import Holder
 from tests.fixtures.engines import MakeEngine
@@ -162,7 +163,7 @@ def test_long_waits_are_logged_once(
         async with async_connected(installed(servers, name, driver)) as awaited:
             waiting = [asyncio.ensure_future(sl.AsyncLocks(awaited).acquire({sem: 1}, ttl=3600)) for _ in range(3)]
             await asyncio.to_thread(until, logged)
-            holder.release(grant)
+            await asyncio.to_thread(holder.release, grant)  # here it would keep the others from ending their reads
             for future in asyncio.as_completed(waiting, timeout=PATIENCE):
                 await sl.AsyncLocks(awaited).release(await future)
 
@@ -411,3 +412,9 @@ def test_row_that_is_locked_is_waited_for_until_the_timeout(
         sl.Locks(engine).release(grant)
         with pytest.raises(sl.LockTimeout, match="stayed locked by others within 3 s"):
             waiting.result(PATIENCE)
+
+
+def test_the_key_of_a_queue_is_that_of_three_names() -> None:
+    names = ["slots", "größe"]
+    keys = [sl.lock.key("sqlalchemy_locks.semaphore", "lock.semaphore", name) for name in names]
+    assert list(queue_keys("lock.semaphore", names)) == keys

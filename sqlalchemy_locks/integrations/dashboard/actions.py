@@ -11,8 +11,9 @@ from typing import Any
 
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks._validation import escape_unprintable
-from sqlalchemy_locks.admin.overview import STALLED_AFTER, OwnTable
+from sqlalchemy_locks.admin.overview import OwnTable
 from sqlalchemy_locks.facade.locks import Locks
+from sqlalchemy_locks.queue.liveness import STALLED_AFTER
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.values import Grant, Released
 

@@ -268,8 +268,7 @@ def _queues(locks: Locks, now: datetime, completed: Section, own: Mapping[str, O
 def _dead(section: Section, now: datetime) -> Section:
     rows = _with_ages(section, "failed_at", now).rows
     for row in rows:
-        # the last line of a traceback is the error
-        row["line"] = next(reversed((row["error"] or "").strip().splitlines()), None)
+        row["line"] = overview.error_line(row)
     rows.sort(key=lambda row: row["age"])
     return _cut(rows, DEAD, section, len(rows))
 
