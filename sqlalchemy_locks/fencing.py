@@ -69,6 +69,7 @@ def fenced(statement: Update, fence: Any, token: int) -> Operation[Any]:
 
 class _FencedUpdate(OperationImpl):
     name = "fenced"
+    waits = True
     needs_installation = False
 
     def __init__(self, statement: Update, fence: Any, token: int) -> None:
@@ -112,8 +113,7 @@ class _FencedUpdate(OperationImpl):
     def run(self, execution: Execution) -> bool:
         if not self.single:
             execution.require_transaction(self.target.table)
-        with execution.waiting():
-            written = execution.execute(self._fenced_update(), {}).rowcount
+        written = execution.execute(self._fenced_update(), {}).rowcount
         if not written or not self.single:
             newer = self._newer_token(execution)
             if newer is not None:

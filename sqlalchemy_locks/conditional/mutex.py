@@ -43,7 +43,6 @@ from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, 
 from sqlalchemy_locks.core.roles import (
     ID,
     ID_PARAM,
-    NONCE_PARAM,
     OWNER_PARAM,
     QUEUE_PARAM,
     RoleColumns,
@@ -178,12 +177,6 @@ class Mutex:
         self._mapping.require("owner", "owner")
         values[OWNER_PARAM] = valid_name(owner, "an owner")
         return Operation(self._impls.release_of_owner, values)
-
-    def _release_acquisition(self, id: Any, queue: Any, nonce: str) -> Operation[Any]:
-        """Release the acquisition that stored this nonce, and no other."""
-        values = self._mapping.identity(id, queue)
-        values[NONCE_PARAM] = self._mapping.nonce_type(nonce)
-        return Operation(self._impls.release_of_nonce, values)
 
     @shaped_rows(select(ID))
     def capture(self, limit: int, *, queue: Any = None, owner: str | None = None) -> RowsOperation[Any]:

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 class ConditionalUpdate(OperationImpl):
     """One conditional UPDATE of one row; returns whether it changed the row."""
 
+    waits = True
+
     def __init__(self, mapping: roles.RoleMapping, name: str) -> None:
         super().__init__()
         self.mapping, self.name = mapping, name
@@ -72,8 +74,7 @@ class ConditionalUpdate(OperationImpl):
 
     def update(self, execution: Execution) -> Any:
         """Execute the UPDATE and return its answer, falsy if no row was changed."""
-        with execution.waiting():
-            return execution.execute(self.update_statement(execution.context)).rowcount > 0
+        return execution.execute(self.update_statement(execution.context)).rowcount > 0
 
     def _refresh(self, execution: Execution, session: Session) -> None:
         """Show the row's new values in the session's loaded objects."""
@@ -227,8 +228,7 @@ class ConditionalAcquire(ConditionalUpdate):
         # an earlier try, whose answer was lost, may be about to commit: wait for it to end
         if self.waiting is not None and not execution.is_retry:
             return self._update_unless_locked(execution, self.waiting)
-        with execution.waiting():
-            result = execution.execute((self.waiting or self).update_statement(execution.context))
+        result = execution.execute((self.waiting or self).update_statement(execution.context))
         return self._answer(execution, result)
 
     def _update_unless_locked(self, execution: Execution, waiting: ConditionalAcquire) -> Any:

@@ -169,11 +169,8 @@ def behind_pooler(connection: Connection) -> bool:
 def cluster_behind(engine: Engine) -> str | None:
     """Return the cluster behind an engine, as in ``BuildContext``, as far as it is known without a connection."""
     state = engine_states.get(engine.dialect)
-    return None if state is None else _cluster_of(state.server, engine.get_execution_options())
-
-
-def _cluster_of(server: Server, options: Mapping[str, Any]) -> str | None:
-    return None if options.get("locks_one_node") else server.cluster
+    one_node = engine.get_execution_options().get("locks_one_node")
+    return None if state is None or one_node else state.server.cluster
 
 
 def backend_of(dialect: Dialect) -> Backend:
@@ -230,6 +227,8 @@ class OperationImpl:
     refused: Any = None
     #: it writes or locks, so that SQLite's queue of writers applies to it
     writes: ClassVar[bool] = True
+    #: any of its statements may wait for a lock; by default none does, or it limits its waits itself
+    waits: bool = False
     #: its one statement carries its longest wait, which needs no statement of its own
     sends_wait: ClassVar[bool] = False
     #: it stores the nonce of its call, or may do so
@@ -499,7 +498,8 @@ class Execution:
     """One execution of one operation: what its implementation may ask and do.
 
     :param options: the execution options of this call, besides those of the operation.
-    :param wait: the longest wait for a lock, in seconds; by default what the option ``locks_wait`` says.
+    :param deadline: when a wait for a lock ends, by ``time.monotonic()``; by default after what the option
+        ``locks_wait`` says.
     """
 
     def __init__(
@@ -510,9 +510,10 @@ class Execution:
         session: Session | None = None,
         bind_arguments: dict[str, Any] | None = None,
         *,
-        wait: float | None = None,
+        deadline: float | None = None,
     ) -> None:
         self.connection, self.operation = connection, operation
+        impl: OperationImpl = operation._impl
         #: the values of this call, by the names of the statement's parameters
         self.values: dict[str, Any] = operation._values
         self.session, self.bind_arguments = session, {} if bind_arguments is None else bind_arguments
@@ -527,12 +528,11 @@ class Execution:
             options = {**options, "stream_results": False, "yield_per": None}
         self.options = options
         #: the token of this call, unique: a row that holds it is recognized after a lost reply
-        self.nonce: str = every.get("locks_nonce") or (fresh_nonce() if operation._impl.uses_nonce else "")
+        self.nonce: str = every.get("locks_nonce") or (fresh_nonce() if impl.uses_nonce else "")
         state = engine_state(connection)
         self.backend, self.server = state.backend, state.server
-        self.context = BuildContext(
-            self.backend, every.get("locks_prefix", DEFAULT_PREFIX), _cluster_of(self.server, every)
-        )
+        cluster = None if every.get("locks_one_node") else self.server.cluster
+        self.context = BuildContext(self.backend, every.get("locks_prefix", DEFAULT_PREFIX), cluster)
         #: a ``schema_translate_map`` moves the tables
         self.schema_map: Mapping[str | None, Any] = every.get("schema_translate_map") or {}
         #: this transaction was begun at READ COMMITTED, whatever the server's variable says of the session
@@ -542,11 +542,21 @@ class Execution:
         #: a statement has been sent
         self.sent = False
         #: the first statement of a transaction may have to wait for its turn to write
-        self.takes_write_lock: bool = operation._impl.writes and self.backend.single_writer
-        if wait is None and (option := every.get("locks_wait")) is not None:
-            wait = seconds(option, "locks_wait")
+        self.takes_write_lock: bool = impl.writes and self.backend.single_writer
         #: the longest wait for a lock, in seconds; ``None``: as long as the server allows
-        self.wait = wait
+        self.wait: float | None = None
+        if deadline is not None:
+            self.wait = max(0.0, deadline - time.monotonic())
+        elif (option := every.get("locks_wait")) is not None:
+            self.wait = seconds(option, "locks_wait")
+            deadline = time.monotonic() + self.wait
+        self.deadline = deadline
+        #: a setting limits the waits of all its statements
+        self.limits_waits = self.wait is not None and (
+            impl.waits
+            # of a function's own setting YugabyteDB knows nothing while it waits for a row
+            or (impl.sends_wait and not self.backend.functions_limit_waits and self.wait > 0)
+        )
 
     def perform(self, *, unpack: bool = False) -> Any:
         """Do what the operation says; return a ``Result``, or the value that becomes the one row of one.
@@ -568,10 +578,8 @@ class Execution:
             _forbid_savepoints(connection)
         end_session = self.backend.session_ender(connection) if self.backend.key_rows else None
         began = time.monotonic()
-        # of a function's own setting YugabyteDB knows nothing while it waits for a row
-        limits = bool(self.wait) and impl.sends_wait and not self.backend.functions_limit_waits
         try:
-            with self.waiting() if limits else contextlib.nullcontext():
+            with self.waiting() if self.limits_waits else contextlib.nullcontext():
                 outcome = impl.run(self)
         except (DBAPIError, DriverTimeout) as error:
             waited = time.monotonic() - began

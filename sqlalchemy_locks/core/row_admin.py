@@ -25,6 +25,8 @@ class CreateRows(OperationImpl):
     :param retries: the caller gives the number of retries; otherwise the column's default applies.
     """
 
+    waits = True
+
     def __init__(
         self, mapping: RoleMapping, name: str, initial: Callable[[RoleColumns], dict[str, Any]], *, retries: bool
     ) -> None:
@@ -60,10 +62,9 @@ class CreateRows(OperationImpl):
         others = dict(execution.values)
         ids = others.pop(_IDS_PARAM)
         statement = self.statement(execution.context)
-        with execution.waiting():
-            if statement is None:
-                return self._insert_absent(execution, ids, others)
-            return sum(execution.execute(statement, {**others, ID_PARAM: id}).rowcount for id in ids)
+        if statement is None:
+            return self._insert_absent(execution, ids, others)
+        return sum(execution.execute(statement, {**others, ID_PARAM: id}).rowcount for id in ids)
 
     def _insert_absent(self, execution: Execution, ids: Sequence[Any], others: dict[str, Any]) -> int:
         """Insert one by one where an INSERT can't ignore just the rows that are present."""

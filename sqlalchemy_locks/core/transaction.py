@@ -93,14 +93,18 @@ _FORKED = "the lock is held by the process that forked this one: nothing that wa
 _inherited: list[Any] = []
 
 
-def connect(engine: Engine) -> Connection:
+def connect(engine: Engine, checkout: Callable[[], Connection] | None = None) -> Connection:
     """Check a connection out of the engine's pool.
 
+    Where a listener has begun a transaction at the checkout, the question what server it is would take its snapshot:
+    the engine's first connection is returned then, and checked out again.
+
+    :param checkout: checks a connection of the engine out of another pool.
     :raises PoolTimeout: when none was free within the pool's own ``pool_timeout``.
     :raises DBAPIError: with ``connection_invalidated`` when none could be made: nothing was sent.
     """
     try:
-        return engine.connect()
+        connection = engine.connect() if checkout is None else checkout()
     except CheckoutTimeout as error:
         raise PoolTimeout(f"no connection was free within the pool's own pool_timeout: {error}") from error
     except DBAPIError as error:
@@ -114,21 +118,12 @@ def connect(engine: Engine) -> Connection:
         # frames refer to the connection, which returns to its pool when nothing does.
         traceback.clear_frames(error.__traceback__)
         raise OperationalError(None, None, error, connection_invalidated=True) from error
-
-
-def checked_out(checkout: Callable[[], Connection]) -> Connection:
-    """Check a connection out of an engine whose server has been asked.
-
-    Where a listener has begun a transaction at the checkout, the question would take its snapshot: the first connection
-    is returned then, and checked out again.
-    """
-    connection = checkout()
     if connection.dialect not in engine_states and has_begun(connection):
         try:
             engine_state(connection)
         finally:
             return_to_pool(connection)
-        connection = checkout()
+        return connect(engine, checkout)
     return connection
 
 
@@ -443,32 +438,37 @@ class Attempts:
         in_sessions: bool = True,
     ) -> None:
         self._session_maker, self._in_sessions, self._give_back = session_maker, in_sessions, give_back
-        self._checkout = partial(checked_out, checkout or partial(connect, engine))
+        self._checkout = partial(connect, engine, checkout)
         self.after_begin = AfterBegin(session_maker)
 
     def run(
-        self, operation: Operation[Any], options: Mapping[str, Any], wait: float | None = None, *, short: bool = False
+        self,
+        operation: Operation[Any],
+        options: Mapping[str, Any],
+        deadline: float | None = None,
+        *,
+        short: bool = False,
     ) -> Any:
         """Run an operation.
 
         :param options: execution options.
-        :param wait: the longest wait for a lock, in seconds; ``None``: the operation's own, or the server's.
+        :param deadline: when a wait for a lock ends, by ``time.monotonic()``; by default after the operation's own
+            longest wait, or the server's.
         :param short: in a short transaction, even where autocommit would be one round trip.
         :raises NotCommitted: when its transaction ended before COMMIT.
         :raises OutcomeUnknown: when the connection died after a statement was sent that commits.
         """
-        began, impl = time.monotonic(), operation._impl
+        impl = operation._impl
         heard = bool(self.after_begin.idle_session.dispatch.after_begin)
         in_session = self._in_sessions and (heard or (isinstance(operation, RowsOperation) and operation.is_select))
         connection, in_autocommit, value = self._checkout(), False, None
         execution: Execution | None = None
         try:
-            execution = Execution(connection, operation, options, wait=wait)
-            deadline = None if execution.wait is None else began + execution.wait
+            execution = Execution(connection, operation, options, deadline=deadline)
             backend = execution.backend
             # a wait that is not sent along is set before the statement, and restored after it
-            bounded = deadline is not None and not (impl.sends_wait and backend.functions_limit_waits)
-            one_statement = not (short or heard or in_session or bounded) and impl.is_one_statement(execution)
+            several = short or heard or in_session or execution.limits_waits
+            one_statement = not several and impl.is_one_statement(execution)
             in_autocommit = one_statement and backend.allows_autocommit(connection, execution.server, execution.level)
             # Elsewhere at the app's level: an UPDATE reads the latest rows at every level. But not in autocommit under
             # asyncio: the statement of a cancelled task may still be executed, and would commit by itself.
@@ -479,7 +479,7 @@ class Attempts:
             if in_autocommit:
                 value = backend.autocommitted(connection, partial(execution.perform, unpack=True))
             elif plain:
-                value = _run_in_plain_transaction(execution, deadline)
+                value = _run_in_plain_transaction(execution)
         except BaseException as error:
             return_to_pool(connection, error)
             if in_autocommit and execution is not None and execution.sent and _is_unsure(error, execution.backend):
@@ -488,14 +488,12 @@ class Attempts:
         if in_autocommit or plain:
             self._give_back(connection)
             return value
-        if in_session and wait is not None:
-            options = {**options, "locks_wait": wait}
-        return self._run_in_transaction(execution, options, deadline, in_session)
+        if in_session and execution.wait is not None:
+            options = {**options, "locks_wait": execution.wait}
+        return self._run_in_transaction(execution, options, in_session)
 
-    def _run_in_transaction(
-        self, execution: Execution, options: Mapping[str, Any], deadline: float | None, in_session: bool
-    ) -> Any:
-        connection, operation = execution.connection, execution.operation
+    def _run_in_transaction(self, execution: Execution, options: Mapping[str, Any], in_session: bool) -> Any:
+        connection, operation, deadline = execution.connection, execution.operation, execution.deadline
         impl, transaction = operation._impl, ShortTransaction(connection)
         try:
             try:
@@ -510,7 +508,7 @@ class Attempts:
                 value = self._in_session(connection, operation, options)
             else:
                 self.after_begin.call(connection)
-                value = Execution(connection, operation, options, wait=execution.wait).perform(unpack=True)
+                value = Execution(connection, operation, options, deadline=deadline).perform(unpack=True)
         except BaseException as error:
             transaction.abandon(error)
             raise
@@ -587,7 +585,7 @@ class OperationRunner:
             nonlocal began
             began = time.monotonic()
             try:
-                return self.attempts.run(operation, options, _left(deadline), short=short)
+                return self.attempts.run(operation, options, deadline, short=short)
             except OutcomeUnknown as error:
                 if not impl.writes and error.__cause__ is not None:
                     with translated(self._backend):
@@ -642,11 +640,10 @@ class OperationRunner:
         return self.run(operation, wait=ROW_TIMEOUT if self._backend.schemas else None, on_lost=on_lost)
 
 
-def _run_in_plain_transaction(execution: Execution, deadline: float | None) -> Any:
+def _run_in_plain_transaction(execution: Execution) -> Any:
     """Run an operation of one statement in a transaction at the app's own level, and commit it.
 
-    :param deadline: when COMMIT must be done, where it can wait.
-    :raises LockTimeout: when it was not; it is rolled back.
+    :raises LockTimeout: when COMMIT had to wait beyond the deadline; it is rolled back.
     :raises OutcomeUnknown: when the connection died after COMMIT was sent.
     """
     connection, backend = execution.connection, execution.backend
@@ -660,7 +657,11 @@ def _run_in_plain_transaction(execution: Execution, deadline: float | None) -> A
         if connection.in_transaction():
             try:
                 final = True
-                with backend.committing(connection, _left(deadline)) if backend.single_writer else nullcontext():
+                with (
+                    backend.committing(connection, _left(execution.deadline))
+                    if backend.single_writer
+                    else nullcontext()
+                ):
                     connection.commit()
             except DBAPIError as error:
                 if not (commits and error.connection_invalidated):

@@ -28,7 +28,6 @@ from sqlalchemy_locks.core.transaction import (
     IN_BLOCK,
     PAUSE,
     ShortTransaction,
-    checked_out,
     connect,
     connected,
     has_room,
@@ -302,16 +301,15 @@ class ExclusiveBlock:
         :raises PoolTimeout: when no connection was free within the pool's own limit.
         """
         locks, engine = self._locks, self._locks._engine
-        short = ShortTransaction(checked_out(partial(connect, engine)))
+        short = ShortTransaction(connect(engine))
         try:
             short.begin(wait=math.inf if deadline is None else max(0.0, deadline - time.monotonic()))
             locks._after_begin.call(short.connection)
             short.mark_first()
             for key in self._names:
-                remaining = None if deadline is None else deadline - time.monotonic()
-                late = remaining is not None and remaining <= 0  # a free key is acquired nevertheless
+                late = deadline is not None and time.monotonic() >= deadline  # a free key is acquired nevertheless
                 operation = acquire(key, shared=self._shared, tries=late)
-                execution = Execution(short.connection, operation, {}, wait=None if late else remaining)
+                execution = Execution(short.connection, operation, {}, deadline=None if late else deadline)
                 if not execution.perform(unpack=True) and late:
                     raise LockTimeout(f"the key {key} is locked")
                 if ticket is not None:

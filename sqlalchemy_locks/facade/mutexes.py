@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.core.operation import Operation, fresh_nonce
-from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
+from sqlalchemy_locks.core.roles import DEFAULT_QUEUE, NONCE_PARAM
 from sqlalchemy_locks.errors import OutcomeUnknown, UnknownTask
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.runtime.events import is_logged
@@ -82,8 +82,10 @@ class Mutexes:
             released = bool(self._run(self._mutex.release(id, queue=queue, owner=owner)))
         else:
             released = False
+            mapping, release = self._mutex._mapping, self._mutex._impls.release_of_nonce
+            values = mapping.identity(id, queue)
             for nonce in reversed(nonces):
-                if self._run(self._mutex._release_acquisition(id, queue, nonce), nonce):
+                if self._run(Operation(release, {**values, NONCE_PARAM: mapping.nonce_type(nonce)}), nonce):
                     released = True
                     break
             with self._changing:

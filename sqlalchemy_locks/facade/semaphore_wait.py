@@ -30,7 +30,7 @@ from sqlalchemy.util import greenlet_spawn
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks.core.backoff import Backoff
 from sqlalchemy_locks.core.operation import Execution, Operation, backend_of, behind_pooler, fresh_nonce, translated
-from sqlalchemy_locks.core.transaction import ROW_TIMEOUT, ShortTransaction, checked_out, connect, has_room
+from sqlalchemy_locks.core.transaction import ROW_TIMEOUT, ShortTransaction, connect, has_room
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.errors import (
     IdempotencyConflict,
@@ -385,7 +385,7 @@ class ServerQueue:
     """
 
     def __init__(self, engine: Engine, key: int, on_begin: Callable[[Connection], object]) -> None:
-        connection = checked_out(partial(connect, engine))
+        connection = connect(engine)
         self._transaction, self._key, self._joined = ShortTransaction(connection), key, False
         try:
             self._transaction.begin()

@@ -31,6 +31,7 @@ class _Row(OperationImpl):
 
     name = "lock.row"
     held_by = "transaction"
+    waits = True
     needs_installation = False
 
     def __init__(self, entity: Any) -> None:
@@ -83,12 +84,11 @@ class _Row(OperationImpl):
             if statement is None:
                 wait_for_write_lock(execution, self.tables[0])
                 statement = self._select_row(execution.context)
-            with execution.waiting():
-                # twice: a row that was deleted and inserted again during the wait is missed by PostgreSQL
-                for _ in range(2):
-                    rows = self._select(execution, statement).freeze()
-                    if rows.data:
-                        return rows()
+            # twice: a row that was deleted and inserted again during the wait is missed by PostgreSQL
+            for _ in range(2):
+                rows = self._select(execution, statement).freeze()
+                if rows.data:
+                    return rows()
         except LockTimeout as error:
             raise LockTimeout(f"lock.row({self._entity_name()}, {key}): {error}") from error
         if not execution.backend.writable(execution.connection):

@@ -62,18 +62,18 @@ class _SessionOperation(OperationImpl):
 
 class _SessionLock(_SessionOperation):
     name = "lock.session_exclusive"
+    waits = True
 
     def build(self, context: BuildContext) -> Executable | None:
         return select(SessionLock(LOCK_KEY, bindparam("seconds", _YEAR, type_=Integer())))
 
     def run(self, execution: Execution) -> Any:
-        with execution.waiting():
-            seconds = _YEAR if execution.wait is None else math.ceil(min(execution.wait, _YEAR))
-            try:
-                answer = self.ask(execution, {**execution.values, "seconds": seconds})
-            except LockTimeout as error:
-                _release_on_return(execution.connection)  # YugabyteDB may have granted it nevertheless
-                raise LockTimeout(f"{self.name}({execution.values['lock_name']!r}): {error}") from error
+        seconds = _YEAR if execution.wait is None else math.ceil(min(execution.wait, _YEAR))
+        try:
+            answer = self.ask(execution, {**execution.values, "seconds": seconds})
+        except LockTimeout as error:
+            _release_on_return(execution.connection)  # YugabyteDB may have granted it nevertheless
+            raise LockTimeout(f"{self.name}({execution.values['lock_name']!r}): {error}") from error
         if answer == "refused":
             raise not_writable(execution.backend.name)
         # None: the server stopped waiting, because the statement was killed or reached its own time limit

@@ -68,6 +68,7 @@ LONGEST_ERROR = 16000
 class UpdateOwnedJobs(JobOperation):
     """Changes running jobs that the caller still owns, and counts them."""
 
+    waits = True
     #: rows that another session has locked are skipped and not counted; otherwise the UPDATE waits for them
     skips_locked = False
 
@@ -107,17 +108,16 @@ class UpdateOwnedJobs(JobOperation):
 
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
-        with execution.waiting():
-            if statement is not None and execution.backend.writable_ctes:
-                number = execution.execute(statement, owned_parameters(execution, self.jobs)).rowcount
-            else:
-                table = self.jobs.at(execution.context).table
-                number = sum(
-                    self._update_unlocked(execution, values)
-                    if statement is None
-                    else execution.execute(statement, values).rowcount
-                    for values in owned_batches(execution, self.jobs, table)
-                )
+        if statement is not None and execution.backend.writable_ctes:
+            number = execution.execute(statement, owned_parameters(execution, self.jobs)).rowcount
+        else:
+            table = self.jobs.at(execution.context).table
+            number = sum(
+                self._update_unlocked(execution, values)
+                if statement is None
+                else execution.execute(statement, values).rowcount
+                for values in owned_batches(execution, self.jobs, table)
+            )
         if self.jobs.target is not None:
             self.jobs.expire(execution, self.changes(self.jobs.columns))
         return number

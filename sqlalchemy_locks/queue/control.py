@@ -44,6 +44,8 @@ class GetJob(JobOperation):
 class UpdateWaitingJob(JobOperation):
     """Changes one job that waits, and returns whether there was one. It waits for a transaction that captures it."""
 
+    waits = True
+
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         """Return what the UPDATE sets."""
         raise NotImplementedError
@@ -55,8 +57,7 @@ class UpdateWaitingJob(JobOperation):
         return update(at.table).where(*waiting).values(changes)
 
     def run(self, execution: Execution) -> bool:
-        with execution.waiting():
-            changed = bool(super().run(execution).rowcount)
+        changed = bool(super().run(execution).rowcount)
         if changed and self.jobs.target is not None:
             at = self.jobs.at(execution.context)
             chosen = {at.external_id: execution.values["locks_chosen"]}
@@ -84,6 +85,7 @@ class ResumeQueues(OperationImpl):
     """Deletes the rows of paused queues, and counts them."""
 
     name = "Queue.resume"
+    waits = True
 
     def __init__(self, paused: RoleMapping) -> None:
         super().__init__()
@@ -103,10 +105,9 @@ class ResumeQueues(OperationImpl):
     def run(self, execution: Execution) -> int:
         statement = self.statement(execution.context)
         assert statement is not None
-        with execution.waiting():
-            table = self.paused.columns(execution.context).table
-            batches = execution.batches(execution.values["locks_ids"], table)
-            return sum(execution.execute(statement, {"locks_ids": ids}).rowcount for ids in batches)
+        table = self.paused.columns(execution.context).table
+        batches = execution.batches(execution.values["locks_ids"], table)
+        return sum(execution.execute(statement, {"locks_ids": ids}).rowcount for ids in batches)
 
     def is_one_statement(self, execution: Execution) -> bool:
         return super().is_one_statement(execution) and len(execution.values["locks_ids"]) <= BATCH

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import math
@@ -80,6 +79,7 @@ class Enqueue(JobOperation):
     def __init__(self, jobs: Jobs, when: str, *, known: bool, unique: bool, notify: bool) -> None:
         super().__init__(jobs, "Queue.put")
         self.when, self.known, self.unique, self.notify = when, known, unique, notify
+        self.waits = unique
         self._insert = cache(self._insert_one)
         self._select_waiting = cache(self._waiting_by_key)
 
@@ -171,21 +171,20 @@ class Enqueue(JobOperation):
             jobs.sort(key=lambda job: str(job[2]))
         if self.unique and execution.context.cluster is not None:
             self._require_microseconds(execution)
-        with execution.waiting() if self.unique else contextlib.nullcontext():
-            if statement is None:
-                # drivers split a large batch into several statements
-                if self.unique or execution.backend.writable_ctes or len(jobs) > 1:
-                    self._begin(execution)
-                waiting = self._insert_rows(execution, common, jobs)
-            else:
-                documents = [
-                    f'{{"id":"{id}","payload":{payload}' + (f',"key":{json.dumps(key)}}}' if self.unique else "}")
-                    for id, payload, key in jobs
-                ]
-                common["locks_jobs"] = f"[{','.join(documents)}]"
-                common["locks_topic"] = self.jobs.topic(common["locks_queue"])
-                rows: Any = execution.execute(statement, common)
-                waiting = {key: id for key, id, *_ in rows} if self.unique else {}
+        if statement is None:
+            # drivers split a large batch into several statements
+            if self.unique or execution.backend.writable_ctes or len(jobs) > 1:
+                self._begin(execution)
+            waiting = self._insert_rows(execution, common, jobs)
+        else:
+            documents = [
+                f'{{"id":"{id}","payload":{payload}' + (f',"key":{json.dumps(key)}}}' if self.unique else "}")
+                for id, payload, key in jobs
+            ]
+            common["locks_jobs"] = f"[{','.join(documents)}]"
+            common["locks_topic"] = self.jobs.topic(common["locks_queue"])
+            rows: Any = execution.execute(statement, common)
+            waiting = {key: id for key, id, *_ in rows} if self.unique else {}
         # a key that no job waits with is of one that an earlier attempt at this call has put, and captured since
         external_ids = map(waiting.get, keys, ids)
         return IteratorResult(SimpleResultMetaData(["external_id"]), zip(external_ids))

@@ -7,7 +7,6 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from sqlalchemy import Connection, Engine
@@ -18,7 +17,6 @@ from sqlalchemy.orm import sessionmaker
 from sqlalchemy_locks.core.operation import Operation, backend_of, behind_pooler, engine_state
 from sqlalchemy_locks.core.transaction import (
     Attempts,
-    checked_out,
     connect,
     has_room,
     retried,
@@ -49,7 +47,7 @@ class WorkerDatabase:
 
     def __init__(self, config: WorkerConfig, checkout: Callable[[], Connection] | None = None) -> None:
         self.config, self.sleep = config, sleep_for(config.engine.dialect)
-        self._connect = checkout or partial(connect, config.engine)
+        self._connect = checkout or config.engine.connect
         # not in sessions of the app; those have listeners by their class
         self._attempts = Attempts(
             config.engine, sessionmaker(config.engine), self._checkout, self._give_back, in_sessions=False
@@ -113,7 +111,7 @@ class WorkerDatabase:
 
     def connect_once(self) -> None:
         """Check a connection out, and return it."""
-        return_to_pool(checked_out(self._connect))
+        return_to_pool(connect(self.config.engine, self._connect))
 
     def abort(self) -> None:
         """Let the operation that is under way fail, in whatever thread or task."""
