@@ -656,12 +656,8 @@ def _run_in_plain_transaction(execution: Execution) -> Any:
         value = execution.perform(unpack=True)
         if connection.in_transaction():
             try:
-                final = True
-                with (
-                    backend.committing(connection, _left(execution.deadline))
-                    if backend.single_writer
-                    else nullcontext()
-                ):
+                final, wait = True, _left(execution.deadline)
+                with backend.committing(connection, wait) if backend.single_writer else nullcontext():
                     connection.commit()
             except DBAPIError as error:
                 if not (commits and error.connection_invalidated):
