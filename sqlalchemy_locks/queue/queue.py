@@ -325,7 +325,8 @@ class Queue(EntityPattern[E]):
         :return: how many.
         :raises Unsupported: in autocommit, since a silent worker is deleted in the transaction that takes its jobs.
 
-        Commit soon: the worker waits for it.
+        Commit soon: the worker waits for it. On MySQL and MariaDB execute it in a new transaction, or with ``Locks``: a
+        snapshot that is older than ``older_than`` doesn't show the workers that have started since.
 
         >>> queue = sl.Queue()
         >>> session.scalar(queue.requeue_stalled(300))
