@@ -215,8 +215,7 @@ class CaptureImpl(OperationImpl):
         """Return whether a search with locks, on InnoDB, locks no more than what is captured."""
         level = execution.read_committed or _read_committed(execution, self.name)
         one_search = spec.one_of is None or len(spec.one_of[1]) == 1
-        # MySQL doesn't skip, but waits for, the entry of a changed row in some index that it may choose for a sweep
-        return level and execution.backend.releases_skipped_rows and one_search and not self.counts
+        return level and execution.backend.releases_skipped_rows and one_search
 
     def _search_then_lock(self, execution: Execution, spec: CaptureSpec, options: Sequence[Any]) -> Keys:
         """Search without locks, then lock by primary key those rows that are still candidates.

@@ -31,7 +31,7 @@ from sqlalchemy.sql import Executable, visitors
 from sqlalchemy.sql.elements import BindParameter, UnaryExpression
 
 from sqlalchemy_locks.core.entities import MappedTable, partial
-from sqlalchemy_locks.sql.elements import force_index
+from sqlalchemy_locks.sql.elements import force_index, skip_locked
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Mapper
@@ -180,9 +180,7 @@ def select_candidates(
         if not locks:
             return statement
         # the weaker lock if possible: it doesn't conflict with the lock that a foreign key takes on a row
-        return statement.with_for_update(
-            skip_locked=True, key_share=not spec.key_changes, of=spec.table if spec.joined else None
-        )
+        return skip_locked(statement, key_share=not spec.key_changes, of=spec.table if spec.joined else None)
 
     if spec.one_of is None:
         return candidates()

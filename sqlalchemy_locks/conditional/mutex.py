@@ -53,6 +53,7 @@ from sqlalchemy_locks.core.roles import (
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, shaped, shaped_rows
 from sqlalchemy_locks.errors import OutcomeUnknown
 from sqlalchemy_locks.sql.clock import NowAfterWait
+from sqlalchemy_locks.sql.elements import skip_locked
 
 _LIMIT = bindparam(param_name("limit"), type_=Integer())
 _ROLES = ("queue", "id", "acquired", "owner", "token", "fence", "acquired_at", "retries")
@@ -312,7 +313,7 @@ class BatchAcquire(OperationImpl):
         # ordered by the primary key without the queue, which is given: to sort them, InnoDB would lock all rows
         order = [key for key in columns.table.primary_key if "queue" not in columns or key is not columns["queue"]]
         free = select(*columns.table.primary_key).where(and_(*conditions)).order_by(*order).limit(_LIMIT)
-        return free.with_for_update(skip_locked=True, key_share=True)
+        return skip_locked(free, key_share=True)  # type: ignore[no-any-return]
 
     def _update(self, columns: RoleColumns) -> Update:
         return update(columns.table).values(self.single.all_changes(columns))

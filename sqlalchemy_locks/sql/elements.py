@@ -8,7 +8,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BigInteger, BindParameter, Boolean, DateTime, Insert, Integer, String, Table, bindparam
+from sqlalchemy import BigInteger, BindParameter, Boolean, DateTime, Insert, Integer, String, Table, bindparam, text
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.elements import ClauseElement, ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
@@ -170,6 +170,15 @@ class HeldKeys(Executable, ClauseElement):
     def among(self, key: str, compiler: Any, **kw: Any) -> str:
         """Return the condition on the keys; ``key`` is the SQL of the key."""
         return "1 = 1" if self.keys is None else f"{key} IN {compiler.process(self.keys, **kw)}"
+
+
+def skip_locked(statement: Any, **options: Any) -> Any:
+    """Return the SELECT that locks the rows which no other session has locked.
+
+    MySQL waits for those nevertheless in a plan that merges several indexes.
+    """
+    hint = text("/*+ SET_VAR(optimizer_switch='index_merge=off') */")
+    return statement.prefix_with(hint, dialect="mysql").with_for_update(skip_locked=True, **options)
 
 
 def force_index(statement: Any, index: str, table: Table | None = None) -> Any:

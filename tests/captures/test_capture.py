@@ -71,6 +71,21 @@ def test_two_sessions_capture_different_rows(leveled: Engine) -> None:
         assert [order.id for order in session.scalars(paid(4))] == [1, 2, 3, 7]
 
 
+def test_a_row_that_another_session_changes_is_skipped_by_every_index(leveled: Engine) -> None:
+    """MySQL merges the indexes of two equalities, and waits for such a row in that plan."""
+    indexed = (Column(name, Integer, index=True) for name in ("a", "b"))
+    table = Table("indexed", MetaData(), Column("id", Integer, primary_key=True), *indexed, Column("taken", Integer))
+    table.drop(leveled, checkfirst=True)
+    table.create(leveled)
+    capture = sl.capture(table, where=[table.c.a == 1, table.c.b == 1], values={"taken": 1}, limit=10)
+    with leveled.begin() as connection:
+        connection.execute(table.insert(), [{"id": n, "a": n % 5, "b": n // 5 % 5} for n in range(1, 101)])
+    with Session(leveled) as second, Session(leveled) as first:
+        first.execute(table.update().where(table.c.id == 6).values(a=2))
+        captured = later(second.execute, capture).result(PATIENCE).all()
+    assert sorted(row.id for row in captured) == [31, 56, 81]
+
+
 def test_concurrent_captures_take_each_row_once(leveled: Engine) -> None:
     fill(leveled, *orders(150))
     taken: list[int] = []
