@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -17,7 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine, func, select, text
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    Engine,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    create_engine,
+    func,
+    make_url,
+    select,
+    text,
+)
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
@@ -43,7 +59,7 @@ LOCK_TABLE = {
 runs = Table(
     "runs",
     MetaData(),
-    Column("id", Integer, primary_key=True),
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
     Column("job", Integer, nullable=False, index=True),
     Column("process", Integer, nullable=False),
     Column("what", String(10), nullable=False),
@@ -59,24 +75,36 @@ def decoded(payload: Any) -> Any:
     return found
 
 
-def work(url: str, started: Event) -> None:
-    """Run a worker whose handlers write down what they do, and sometimes hold all connections of its pool."""
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the worker has a handler of its own
-    started.set()
-    engine = create_engine(url, pool_size=2, max_overflow=0, pool_timeout=600, json_deserializer=decoded)
+def work(url: str, worker_url: str, started: Event) -> None:
+    """Run a worker whose handlers write down what they do, and sometimes hold all connections of its pool.
+
+    :param worker_url: with an async driver for an ``AsyncWorker``.
+    """
+    pool: dict[str, Any] = {"pool_size": 2, "max_overflow": 0, "pool_timeout": 600, "json_deserializer": decoded}
     log = create_engine(url)
     process = os.getpid()
+    settings: dict[str, Any] = {
+        "concurrency": 3,
+        "heartbeat": HEARTBEAT,
+        "stalled_after": STALLED,
+        "poll": 0.5,
+        "grace": 2 * STALLED,
+        "host": str(process),
+    }
 
     def note(job: int, what: str) -> None:
+        values = {"id": time.time_ns(), "job": job, "process": process, "what": what}
         for _ in range(600):  # the server may be down
             try:
                 with log.begin() as connection:
-                    connection.execute(runs.insert(), {"job": job, "process": process, "what": what})
+                    connection.execute(runs.insert(), values)
                 return
+            except IntegrityError:
+                return  # its COMMIT was done, and the reply was lost
             except Exception:
                 time.sleep(0.1)
 
-    def handler(job: Any) -> None:
+    def handle(job: Any) -> None:
         note(job.payload, "begun")
         if job.payload % 97 == 0:
             with engine.connect():  # its pool is drained
@@ -85,30 +113,43 @@ def work(url: str, started: Event) -> None:
             time.sleep(0.05)
         note(job.payload, "ended")
 
-    sl.Worker(
-        sl.Queue(),
-        handler,
-        bind=engine,
-        concurrency=3,
-        heartbeat=HEARTBEAT,
-        stalled_after=STALLED,
-        poll=0.5,
-        grace=2 * STALLED,
-        host=str(process),
-    ).run()
+    async def handle_in_task(job: Any) -> None:
+        await asyncio.to_thread(note, job.payload, "begun")
+        if job.payload % 97 == 0:
+            async with async_engine.connect():
+                await asyncio.sleep(1.5 * STALLED)
+        elif job.payload % 10 == 0:
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(note, job.payload, "ended")
+
+    async def work_in_tasks() -> None:
+        # which leaves a handler of the process's own alone
+        task = asyncio.create_task(sl.AsyncWorker(sl.Queue(), handle_in_task, bind=async_engine, **settings).run())
+        await asyncio.sleep(0)
+        started.set()
+        await task
+
+    if make_url(worker_url).get_dialect().is_async:
+        async_engine = create_async_engine(worker_url, **pool)
+        asyncio.run(work_in_tasks())
+    else:
+        engine = create_engine(worker_url, **pool)
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(0))  # until the worker has a handler of its own
+        started.set()
+        sl.Worker(sl.Queue(), handle, bind=engine, **settings).run()
 
 
 class Storm:
     """The processes, and which of them were killed or suspended, so that others have run their jobs again."""
 
-    def __init__(self, url: str) -> None:
-        self.url = url
+    def __init__(self, url: str, worker_url: str) -> None:
+        self.urls = url, worker_url
         self.alive: list[Any] = []
         self.silenced: set[int] = set()
 
     def start(self) -> None:
         started = FORKS.Event()
-        process = FORKS.Process(target=work, args=(self.url, started), daemon=True)
+        process = FORKS.Process(target=work, args=(*self.urls, started), daemon=True)
         process.start()
         assert started.wait(PATIENCE)
         self.alive.append(process)
@@ -139,25 +180,29 @@ def left(engine: Engine) -> int:
 
 
 @pytest.mark.timeout(1800 if JOBS >= 5000 else 300)
-@pytest.mark.parametrize("name", list(LOCK_TABLE))
-def test_a_storm_of_faults(name: str, tmp_path: Path) -> None:
-    """On SQLite, without the server's crash."""
+@pytest.mark.parametrize(
+    ("name", "driver"),
+    [("postgresql15", "asyncpg"), ("mysql", "pymysql"), ("mariadb", "mariadb+aiomysql"), ("sqlite", "pysqlite")],
+)
+def test_a_storm_of_faults(name: str, driver: str, tmp_path: Path) -> None:
+    """Of ``AsyncWorker`` where the driver is async; on SQLite, without the server's crash."""
     with ExitStack() as stack:
         if name == "sqlite":
             server, url = None, f"sqlite:///{tmp_path}/storm.db"
+            worker_url = url
         else:
             server = real.start(name)
             assert isinstance(server, real.SQLServer)
             stack.callback(server.close)
             server.create_database("storm")
-            url = server.url(PLAIN[name], "storm")
+            url, worker_url = (server.url(each, "storm") for each in (PLAIN[name], driver))
         install(url)
         # the workers may keep SQLite's write lock busy for long
         options = {"connect_args": {"timeout": 60}} if name == "sqlite" else {}
         engine = create_engine(url, poolclass=NullPool, **options)
         runs.create(engine)
         (bad,) = put(engine, "bad")
-        storm = Storm(url)
+        storm = Storm(url, worker_url)
         stack.callback(lambda: [process.kill() for process in storm.alive])
         for _ in range(WORKERS):
             storm.start()
@@ -203,7 +248,7 @@ def check(engine: Engine, silenced: set[int], bad: Any) -> None:
     with engine.connect() as connection:
         job = build_context(connection.dialect, {}).tables.job
         rows = connection.execute(select(job)).all()
-        found = connection.execute(select(runs.c.job, runs.c.process, runs.c.what).order_by(runs.c.id)).all()
+        found = connection.execute(select(runs).order_by(runs.c.id)).all()
     assert len(rows) == JOBS + 1
     begun = Counter(each.job for each in found if each.what == "begun")
     assert {row.external_id for row in rows if row.failed_at is not None} == {bad}
