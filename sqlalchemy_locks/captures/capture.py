@@ -1,6 +1,6 @@
 """How rows are captured: they are selected, locked, changed and returned as one act, each by one session only.
 
-The pattern: ``SELECT ... FOR UPDATE SKIP LOCKED`` and the UPDATE of the rows that it found, in one transaction.
+A capture is ``SELECT ... FOR UPDATE SKIP LOCKED`` and the UPDATE of the rows that it found, in one transaction.
 Promised: never more rows than ``limit``, never one that another session has locked, and no wait for one (except on
 SQLite, where a writer waits for another writer); rows come in ``order_by`` order.
 

@@ -1,8 +1,7 @@
 """StateTransition: tasks that workers capture and release by setting their status.
 
-The pattern: "Distributed locks: SQL", State transition: tasks in one of the ``ready`` statuses are captured by setting
-``captured``, and released by setting another status. With its extensions: retries, queues, and the status ``timeout``,
-which a sweep stores, so that readers and the database agree.
+Tasks in one of the ``ready`` statuses are captured by setting ``captured``, and released by setting another status.
+There may be retries, queues, and the status ``timeout``, which a sweep stores, so that readers and the database agree.
 
 Promised: a captured task isn't captured again until its status is set or its timeout has passed. With a ``claim``, a
 random number that each capture writes, a worker that was too late can't change a task that another one has captured.

@@ -1,8 +1,8 @@
 """Mutex: held until it is released.
 
-The pattern: ``UPDATE task_state SET acquired = true WHERE id = ... AND acquired != true``, which changes the row for
-exactly one of concurrent callers. A mutex has no expiry: where the last run did not succeed, the next one must not
-start. Where a dead holder must not block the next one, use a lease of a semaphore.
+It is ``UPDATE task_state SET acquired = true WHERE id = ... AND acquired != true``, which changes the row for exactly one
+of concurrent callers. A mutex has no expiry: where the last run did not succeed, the next one must not start. Where a
+dead holder must not block the next one, use a lease of a semaphore.
 
 Guarantee: between two releases exactly one acquisition returns ``True``, at any isolation level. Assumed: the row
 exists (``create``), and the flag is changed only through a mutex of this row.
@@ -73,8 +73,6 @@ class Mutex:
     :param token: its column, a string of at least 32 characters or a UUID, for a nonce by which ``Locks`` recognizes
         its own acquisition after a lost reply; without it, such an acquisition raises ``OutcomeUnknown``.
     :raises TypeError: :raises ValueError: for anything but a column of the class's own table.
-
-    The pattern: "Distributed locks: SQL", Mutex.
 
     >>> mutex = sl.Mutex()
     >>> session.scalar(mutex.create("task_a"))
@@ -276,7 +274,7 @@ def _flag(column: Any, value: bool) -> Any:
 
 
 def _flag_is_not(column: Any, value: bool) -> Any:
-    # `acquired != true` as in the pattern; NULL counts as free
+    # NULL counts as free
     different = column != _flag(column, value)
     if isinstance(column.type, Integer) and value:
         different = column == _flag(column, False)  # any other number is held

@@ -1,6 +1,6 @@
 """Timeout: a lock that is acquired at most once per period, and needs no release.
 
-The pattern: ``UPDATE task SET ts = now WHERE id = ... AND ts + timeout < now``. In its other form time is divided into
+It is ``UPDATE task SET ts = now WHERE id = ... AND ts + timeout < now``. In its other form time is divided into
 windows, and the first UPDATE of a window succeeds: ``floor(ts / timeout) < floor(now / timeout)``, which means that
 ``ts`` is before the start of the current window.
 
@@ -49,8 +49,6 @@ class Timeout:
     :param queue: :param retries: :param fence: :param token: as for :class:`Mutex`.
     :raises TypeError: :raises ValueError: for anything but a column of the class's own table, a period that is not
         whole seconds, an unknown zone.
-
-    The patterns: "Distributed locks: SQL" and "Distributed locks: NoSQL", Timeout.
 
     >>> hourly = sl.Timeout(every=3600, windowed=True)
     >>> session.scalar(hourly.create("report"))

@@ -62,6 +62,8 @@ from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
+    from sqlalchemy_locks.values import Holder
+
 R = TypeVar("R", bound=Any)
 T = TypeVar("T")
 
@@ -218,6 +220,8 @@ class OperationImpl:
 
     #: what error messages call it, e.g. ``lock.exclusive``
     name: str
+    #: which value says what it waits for: a name, an id, or a list of names
+    target: ClassVar[str] = "lock_name"
     #: what its effect ends with; ``None`` where it is permanent
     held_by: ClassVar[Literal["transaction", "connection"] | None] = None
     #: it works on this library's own tables or functions
@@ -268,6 +272,15 @@ class OperationImpl:
         statement = self.statement(execution.context)
         assert statement is not None
         return execution.execute(statement)
+
+    def described(self, values: Mapping[str, Any]) -> str:
+        """Return the call as error messages show it."""
+        # of a list, its members
+        return self.name + (f"({repr(values[self.target]).strip('[]')})" if self.target in values else "")
+
+    def holders(self, execution: Execution) -> tuple[Holder, ...]:
+        """Return the holders of what could not be acquired, where the transaction can still ask for them."""
+        return ()
 
     def route(self) -> dict[str, Any]:
         """Return the arguments of ``Session.get_bind``: an UPDATE, so that replicas are passed over."""
@@ -562,7 +575,7 @@ class Execution:
         """Do what the operation says; return a ``Result``, or the value that becomes the one row of one.
 
         :param unpack: return the one value, or the list of the rows, without a ``Result`` around it.
-        :raises LockTimeout: when somebody else's time limit has ended the wait for a lock.
+        :raises LockTimeout: when a time limit has ended the wait for a lock, which it names.
         """
         connection, impl = self.connection, self.operation._impl
         if connection.get_transaction() in _ended:
@@ -570,15 +583,15 @@ class Execution:
                 f"{impl.name}: {self.backend.name} has rolled this transaction back for an earlier error, and released "
                 "every lock that it held: roll it back here, too, and run it again"
             )
-        if self.takes_write_lock:
-            with translated(self.backend):
-                self.backend.prepare(connection, self.wait)
-        impl.check_connection(self)
-        if self.server.savepoint_hides_end and impl.writes:
-            _forbid_savepoints(connection)
         end_session = self.backend.session_ender(connection) if self.backend.key_rows else None
         began = time.monotonic()
         try:
+            if self.takes_write_lock:
+                with translated(self.backend):
+                    self.backend.prepare(connection, self.wait)
+            impl.check_connection(self)
+            if self.server.savepoint_hides_end and impl.writes:
+                _forbid_savepoints(connection)
             with self.waiting() if self.limits_waits else contextlib.nullcontext():
                 outcome = impl.run(self)
         except (DBAPIError, DriverTimeout) as error:
@@ -589,7 +602,10 @@ class Execution:
                 self._call_beside_pool(end_session)
             if impl.held_by is None:
                 raise  # whether it was done depends on how it was sent
-            raise LockTimeout(f"{impl.name}: {ended_by_limit(waited)}") from error
+            raise LockTimeout(f"{impl.described(self.values)}: {ended_by_limit(waited)}") from error
+        except LockTimeout as error:
+            named = type(error)(f"{impl.described(self.values)}: {error}", impl.holders(self), error.kind)
+            raise named from error.__cause__ or error
         return self.operation._unpack(outcome) if unpack and isinstance(outcome, Result) else outcome
 
     def _call_beside_pool(self, end_session: Callable[[Connection], object]) -> None:

@@ -312,7 +312,7 @@ class LeaseContext:
         return Released.RELEASED if lost_replies else released
 
     def _log_unreleased(self, grant: Grant, error: BaseException) -> None:
-        _log.warning("the lease %r could not be released, and ends with its time: %r", grant.external_id, error)
+        _log.warning("the grant of %s could not be released, and ends with its time: %r", list(grant.permits), error)
 
     def _emit(self, what: str, grant: Grant, **labels: Any) -> None:
         labels |= {"owner": self._owner, "external_id": grant.external_id, "fence": grant.fence}

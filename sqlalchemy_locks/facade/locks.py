@@ -301,8 +301,6 @@ class Locks(LockHost):
 
         A release that fails at the end of the block is logged under ``sqlalchemy_locks``: the permits expire.
 
-        The pattern: "Distributed Counting Semaphore with MySQL": heartbeats, and what is checked before each write.
-
         >>> write = update(Document).where(Document.id == 1).values(body=text)
         >>> with locks.semaphore("backup-slots", ttl=60, timeout=30) as grant:
         ...     if not grant.lost:

@@ -1,7 +1,7 @@
 """Maintenance: the sweeps and clean-ups that are due, each run by one process of a fleet.
 
-The pattern: "Distributed Counting Semaphore with MySQL", its last part. Each task has a period, which a ``Timeout`` of
-the shipped table guards: the first process that asks in a period runs the task, and the others skip it.
+Each task has a period, which a ``Timeout`` of the shipped table guards: the first process that asks in a period runs
+the task, and the others skip it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Advisory locks: lock any value, exclusively or shared, until the transaction ends.
 
-The pattern: exclusive and shared locks on arbitrary values, as functions over a table of keys (``lock.exclusive``,
+Exclusive and shared locks on arbitrary values, as functions over a table of keys (``lock.exclusive``,
 ``lock.shared``, ``lock.unlock``, ``lock.vacuum``), without its races.
 
 Guarantees: two transactions never hold a key exclusively at the same time, nor one exclusively and another shared;

@@ -16,11 +16,12 @@ from sqlalchemy.types import NullType
 from sqlalchemy_locks._validation import milliseconds
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, write_nothing
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
-from sqlalchemy_locks.errors import LockTimeout, PoolTimeout
+from sqlalchemy_locks.errors import LockTimeout
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.lock import innodb, write_lock
 from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.sql.elements import LOCK_KEY, WAIT_MS, LockFunction
+from sqlalchemy_locks.values import Holder
 
 
 class _Mode(NamedTuple):
@@ -67,25 +68,17 @@ class _AcquireLock(OperationImpl):
             return "where the busy timeout is set to zero around it"
         return "where the row of a new key is committed first, by another connection"
 
-    def run(self, execution: Execution) -> Any:
-        name = execution.values.get("lock_name")
-        if name is None:  # of a block, which names its locks itself
-            return self._acquire(execution)
-        try:
-            return self._acquire(execution)
-        except PoolTimeout:
-            raise
-        except LockTimeout as error:
-            # InnoDB's transaction goes on, and can be asked; elsewhere that would take another connection
-            asked = execution.backend.key_rows and execution.wait != 0
-            holders = holders_now(execution.connection, [name]) if asked else ()
-            raise LockTimeout(f"{self.name}({name!r}): {error}", holders) from error
+    def holders(self, execution: Execution) -> tuple[Holder, ...]:
+        name = execution.values.get("lock_name")  # None in a block, which names its locks itself
+        # InnoDB's transaction goes on, and can be asked; elsewhere that would take another connection
+        asked = name is not None and execution.backend.key_rows and execution.wait != 0
+        return holders_now(execution.connection, [name]) if asked else ()
 
-    def _acquire(self, execution: Execution) -> Any:
+    def run(self, execution: Execution) -> Any:
         mode, backend = self.mode, execution.backend
         if execution.wait == 0 and not mode.tries:
             # a server's own limit may have no zero, and ends the transaction
-            if not _ACQUIRE[mode._replace(tries=True)]._acquire(execution):
+            if not _ACQUIRE[mode._replace(tries=True)].run(execution):
                 raise LockTimeout("it is locked (locks_wait=0)")
             return None
         if backend.key_rows:

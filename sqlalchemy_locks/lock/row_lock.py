@@ -1,6 +1,6 @@
 """``lock.row``: lock a row of the app's own, and return it as it is now.
 
-The pattern's own advice: where a row represents the business key, ``SELECT ... FOR UPDATE`` of that row.
+Where a row represents the business key, ``SELECT ... FOR UPDATE`` of that row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sqlalchemy.sql.selectable import TypedReturnsRows
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, execute_in_session
 from sqlalchemy_locks.dialects.base import not_writable
-from sqlalchemy_locks.errors import LockTimeout, UnknownRow
+from sqlalchemy_locks.errors import UnknownRow
 from sqlalchemy_locks.lock.write_lock import wait_for_write_lock
 from sqlalchemy_locks.sql.elements import Writable
 
@@ -79,21 +79,20 @@ class _Row(OperationImpl):
 
     def run(self, execution: Execution) -> Any:
         statement: Any = self.statement(execution.context)
-        key = ", ".join(map(repr, execution.values.values()))
-        try:
-            if statement is None:
-                wait_for_write_lock(execution, self.tables[0])
-                statement = self._select_row(execution.context)
-            # twice: a row that was deleted and inserted again during the wait is missed by PostgreSQL
-            for _ in range(2):
-                rows = self._select(execution, statement).freeze()
-                if rows.data:
-                    return rows()
-        except LockTimeout as error:
-            raise LockTimeout(f"lock.row({self._entity_name()}, {key}): {error}") from error
+        if statement is None:
+            wait_for_write_lock(execution, self.tables[0])
+            statement = self._select_row(execution.context)
+        # twice: a row that was deleted and inserted again during the wait is missed by PostgreSQL
+        for _ in range(2):
+            rows = self._select(execution, statement).freeze()
+            if rows.data:
+                return rows()
         if not execution.backend.writable(execution.connection):
             raise not_writable(execution.backend.name)
-        raise UnknownRow(f"{self._entity_name()} has no row {key}: nothing was locked")
+        raise UnknownRow(f"{self.described(execution.values)}: there is no such row, and nothing was locked")
+
+    def described(self, values: Mapping[str, Any]) -> str:
+        return f"lock.row({self._entity_name()}, {', '.join(map(repr, values.values()))})"
 
     def _select(self, execution: Execution, statement: Any) -> Any:
         if self.mapper is None or execution.session is None:

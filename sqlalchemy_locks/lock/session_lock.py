@@ -71,14 +71,14 @@ class _SessionLock(_SessionOperation):
         seconds = _YEAR if execution.wait is None else math.ceil(min(execution.wait, _YEAR))
         try:
             answer = self.ask(execution, {**execution.values, "seconds": seconds})
-        except LockTimeout as error:
+        except LockTimeout:
             _release_on_return(execution.connection)  # YugabyteDB may have granted it nevertheless
-            raise LockTimeout(f"{self.name}({execution.values['lock_name']!r}): {error}") from error
+            raise
         if answer == "refused":
             raise not_writable(execution.backend.name)
         # None: the server stopped waiting, because the statement was killed or reached its own time limit
         if answer in ("0", None):
-            raise LockTimeout(f"{self.name}({execution.values['lock_name']!r}): it was not free in time")
+            raise LockTimeout("it was not free in time")
         _release_on_return(execution.connection)
         return None
 

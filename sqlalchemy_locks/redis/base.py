@@ -100,7 +100,7 @@ _SET_RETRIES = RedisScript(
 class Pattern(Generic[Client]):
     """A pattern on one server, or one cluster."""
 
-    #: the pattern's part of its keys
+    #: the class's part of its keys
     kind: ClassVar[str]
     #: suffixes of its keys besides that of the states
     _suffixes: ClassVar[tuple[str, ...]] = (":facts",)

@@ -1,6 +1,6 @@
 """Mutex: held until it is released.
 
-The pattern: ``ZADD key XX CH 1 id``, which changes the score for exactly one of concurrent callers. A mutex has no
+An acquisition is ``ZADD key XX CH 1 id``, which changes the score for exactly one of concurrent callers. A mutex has no
 expiry: where the last run did not succeed, the next one must not start.
 
 Guarantee: between two releases exactly one acquisition returns ``True``, as long as the server keeps what it has
@@ -70,8 +70,6 @@ class Mutex(Pattern[Client]):
 
     Every method takes ``queue``, in which ids are unique (``"default"`` if not given). Each call raises ``UnknownTask``
     for an id that was never created, and ``OutcomeUnknown`` when no answer came.
-
-    The pattern: "Distributed locks: NoSQL", Mutex.
 
     >>> mutex = Mutex(redis.Redis())
     >>> mutex.create("task_a")

@@ -1,6 +1,6 @@
 """Timeout: acquired at most once per period, never released.
 
-The pattern: ``ZADD key XX GT CH <score> id``, which only raises a score, and so succeeds for the first of concurrent
+It is ``ZADD key XX GT CH <score> id``, which only raises a score, and so succeeds for the first of concurrent
 callers. The score is the instant of the acquisition, or with windows the start of the window it was acquired in.
 
 Guarantee: an id is acquired at most once per period, by the server's clock, as long as the server keeps what it has
@@ -71,8 +71,6 @@ class Timeout(Pattern[Client]):
     :param tz: the name of a time zone, for windows of local time (``every=86400``: from midnight to midnight there).
     :param clock: for tests: returns the instant (seconds since 1970, or an aware ``datetime``) instead of the server.
     :raises TypeError: :raises ValueError: for a period that is not whole seconds, an unknown zone.
-
-    The pattern: "Distributed locks: NoSQL", Timeout.
 
     >>> daily = Timeout(redis.Redis(), every=86400)
     >>> daily.create("report")

@@ -1,6 +1,6 @@
 """State transitions: tasks that move from a ready status to a captured one, and on to another when the work is done.
 
-The pattern: ``ZADD key XX CH <status> id``, with statuses as numbers. The number of each status name is stored beside
+It is ``ZADD key XX CH <status> id``, with statuses as numbers. The number of each status name is stored beside
 the tasks when the name is first used, so names may be added in any order.
 
 Guarantee: a task is captured by one caller until its status is set, as long as the server keeps what it has
@@ -126,8 +126,6 @@ class StateTransition(Pattern[Client]):
     :param clock: for tests, as for :class:`Timeout`.
     :raises TypeError: :raises ValueError: for invalid status names, or duplicates.
 
-    The pattern: "Distributed locks: NoSQL", State transition.
-
     >>> tasks = StateTransition(redis.Redis())
     >>> tasks.create("task_a")
     1
@@ -156,7 +154,7 @@ class StateTransition(Pattern[Client]):
             raise ValueError("ready needs at least one status")
         self._ready = [as_status(status) for status in ready]
         self._captured = as_status(captured)
-        # numbered as in the pattern: 0 is done, 1 is in_progress, 2 is failed
+        # 0 is done, 1 is in_progress, 2 is failed
         self._statuses = [self._ready[0], self._captured, *self._ready[1:]]
         if len(set(self._statuses)) < len(self._statuses):
             raise ValueError(f"the same status twice among ready={tuple(ready)!r} and captured={captured!r}")

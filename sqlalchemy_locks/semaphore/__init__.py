@@ -1,6 +1,6 @@
 """A counting semaphore in the database: a number of permits, held by processes on any machine.
 
-The pattern: "Distributed Counting Semaphore with MySQL", whole: permits of several semaphores at once, all or none;
+Permits of several semaphores at once, all or none;
 an id that makes each request repeatable; a time to live, renewed or not; fencing tokens; sweeps.
 
 What is promised: what is held never exceeds the capacity that was in force when it was granted, at any isolation

@@ -40,6 +40,7 @@ _ANSWER = ("state", "replayed", "token", "expires_at", "fences", "exhausted", "c
 
 class AcquirePermits(base.SemaphoreImpl):
     name = "semaphore.acquire"
+    target = "names"
     uses_nonce = True
 
     def call(self) -> LockFunction:
@@ -96,8 +97,7 @@ class AcquirePermits(base.SemaphoreImpl):
             replay = self._replay(execution, sql)
             if replay is not None and not (replaces_expired and replay.state == EXPIRED):
                 return replay
-        ident = execution.values["external_id"]
-        raise LockTimeout(f"the request {ident!r} was inserted and deleted by others at each attempt", kind="semaphore")
+        raise LockTimeout("others insert and delete the request again and again", kind="semaphore")
 
     def _occupied_queues(self, execution: Execution, sql: Statements) -> list[str]:
         """Return the semaphores that others queue for, unless this request was granted already."""
@@ -290,8 +290,6 @@ def acquire(
     the answer is right, or it is the engine's serialization or deadlock error: roll back and begin again. On MySQL and
     MariaDB, never begin with ``SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED``, which can't be detected: it
     over-grants.
-
-    The pattern: "Distributed Counting Semaphore with MySQL", the complete acquire.
 
     >>> grant = session.scalar(sl.semaphore.acquire({"backup-slots": 1}, external_id="job-1", ttl=3600))
     """

@@ -36,7 +36,7 @@ def test_zero_wait_acquires_only_what_is_free(engine_to: MakeEngine, name: str) 
 def test_timeout_in_a_session_names_the_lock(engine_to: MakeEngine, name: str) -> None:
     key, engine = unused(), engine_to(name)
     table: Table = build_context(engine.dialect, {}).tables.semaphore
-    for operation in (sl.lock.create(key), sl.semaphore.create(key, 1)):
+    for operation in (sl.lock.create(key), sl.semaphore.create(key, 1), sl.Mutex().create(key)):
         sl.Locks(engine).run(operation)
     with engine.connect() as one, engine.connect() as two:
         row = one.scalar(select(table.c.id).where(table.c.name == key))
@@ -44,6 +44,8 @@ def test_timeout_in_a_session_names_the_lock(engine_to: MakeEngine, name: str) -
         for operation, named in (
             (sl.lock.exclusive(key), f"lock.exclusive({key!r}): "),
             (sl.lock.row(table, row), f"lock.row({table}, {row}): "),
+            (sl.semaphore.acquire({key: 1}), f"semaphore.acquire({key!r}): "),
+            (sl.Mutex().acquire(key), f"mutex.acquire({key!r}): "),
         ):
             one.execute(operation)
             with pytest.raises(sl.LockTimeout, match=re.escape(named)) as raised:
