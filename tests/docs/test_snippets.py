@@ -119,6 +119,13 @@ def test_the_first_block_of_the_readme(servers: Servers) -> None:
         assert connection.scalar(select(Invoice.charged)) is True
 
 
+def test_tables_are_whole() -> None:
+    """An empty line ends a table, and the rows after it are shown as text."""
+    for page in (*PAGES, *RECIPES):
+        rows = re.findall(r"(?<=\|\n\n)\|.*\n(?!\|[-:| ]+\n)", page.read_text())
+        assert rows == [], page.name
+
+
 def test_pages_are_short() -> None:
     words = {page: len(page.read_text().split()) for page in (*PAGES[1:], *RECIPES)}
     assert [page.name for page in RECIPES if words[page] > 300] == []
