@@ -229,7 +229,7 @@ class LockEvent:
 
     #: ``waited``, ``acquired``, ``released``, ``lost``, ``retried``, ``swept`` or ``acted``
     event: str
-    #: ``lock``, ``semaphore``, ``lease``, ``mutex``, ``timeout``; for ``retried`` the operation, e.g. ``mutex.acquire``
+    #: ``lock``, ``semaphore``, ``lease``, ``mutex``, ``period``; for ``retried`` the operation, e.g. ``mutex.acquire``
     kind: str
     names: tuple[str | int, ...]
     #: e.g. ``PostgreSQL``

@@ -115,7 +115,7 @@ class Locks(LockHost):
         timeout = Timeout(every=every, windowed=windowed, tz=tz)
         acquired = self._acquire_period(timeout, name, queue, fresh_nonce())
         if acquired:
-            self._emit("acquired", "timeout", (name,))
+            self._emit("acquired", "period", (name,))
         return acquired
 
     def scheduled(

@@ -158,7 +158,7 @@ class PendingAcks:
         if lost:
             log(
                 logging.WARNING,
-                "%d jobs had another owner, or had been returned to the queue, before this worker finished them",
+                "Jobs that had another owner, or were in the queue again, before this worker finished them: %d",
                 len(lost),
             )
 

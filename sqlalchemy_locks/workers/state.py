@@ -531,7 +531,7 @@ class WorkerState:
             self.waiting = deque(job for job in self.waiting if job not in taken)
             self.ready = deque(job for job in self.ready if job not in taken)
         if taken:
-            log(logging.WARNING, "%d jobs were lost: they have another owner by now (job.lost)", len(taken))
+            log(logging.WARNING, "Jobs lost (job.lost), which have another owner by now: %d", len(taken))
 
     def _requeue_silent(self) -> None:
         """Requeue the jobs of silent workers, if this one may judge others."""
@@ -554,7 +554,7 @@ class WorkerState:
         operation = config.queue._requeue_silent(config.stalled_after, instant, queue=config.name, limit=_REQUEUE)
         number = self.database.perform(operation)
         if number:
-            log(logging.WARNING, "%d jobs were requeued: their worker sent no heartbeat", number)
+            log(logging.WARNING, "Jobs requeued, whose worker sent no heartbeat: %d", number)
             self.reports.emit_stalled(number)
             self._more_jobs = True
         if number < _REQUEUE:

@@ -141,7 +141,7 @@ def test_events_of_mutexes_and_timeouts(engine_to: MakeEngine) -> None:
         ("acquired", "mutex", None),
         ("released", "mutex", None),
         ("acquired", "mutex", token),
-        ("acquired", "timeout", None),
+        ("acquired", "period", None),
     ]
 
 
