@@ -1,8 +1,8 @@
 """Mutex: held until it is released.
 
-It is ``UPDATE task_state SET acquired = true WHERE id = ... AND acquired != true``, which changes the row for exactly one
-of concurrent callers. A mutex has no expiry: where the last run did not succeed, the next one must not start. Where a
-dead holder must not block the next one, use a lease of a semaphore.
+It is ``UPDATE task_state SET acquired = true WHERE id = ... AND acquired != true``, which changes the row for exactly
+one of concurrent callers. A mutex has no expiry: where the last run did not succeed, the next one must not start. Where
+a dead holder must not block the next one, use a lease of a semaphore.
 
 Guarantee: between two releases exactly one acquisition returns ``True``, at any isolation level. Assumed: the row
 exists (``create``), and the flag is changed only through a mutex of this row.

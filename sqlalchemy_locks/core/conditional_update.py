@@ -28,7 +28,7 @@ class ConditionalUpdate(OperationImpl):
     """One conditional UPDATE of one row; returns whether it changed the row."""
 
     waits = True
-    target = roles.ID_PARAM
+    subject = roles.ID_PARAM
 
     def __init__(self, mapping: roles.RoleMapping, name: str) -> None:
         super().__init__()

@@ -221,7 +221,7 @@ class OperationImpl:
     #: what error messages call it, e.g. ``lock.exclusive``
     name: str
     #: which value says what it waits for: a name, an id, or a list of names
-    target: ClassVar[str] = "lock_name"
+    subject: ClassVar[str] = "lock_name"
     #: what its effect ends with; ``None`` where it is permanent
     held_by: ClassVar[Literal["transaction", "connection"] | None] = None
     #: it works on this library's own tables or functions
@@ -276,7 +276,7 @@ class OperationImpl:
     def described(self, values: Mapping[str, Any]) -> str:
         """Return the call as error messages show it."""
         # of a list, its members
-        return self.name + (f"({repr(values[self.target]).strip('[]')})" if self.target in values else "")
+        return self.name + (f"({repr(values[self.subject]).strip('[]')})" if self.subject in values else "")
 
     def holders(self, execution: Execution) -> tuple[Holder, ...]:
         """Return the holders of what could not be acquired, where the transaction can still ask for them."""

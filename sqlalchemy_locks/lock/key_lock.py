@@ -69,7 +69,7 @@ class _AcquireLock(OperationImpl):
         return "where the row of a new key is committed first, by another connection"
 
     def holders(self, execution: Execution) -> tuple[Holder, ...]:
-        name = execution.values.get("lock_name")  # None in a block, which names its locks itself
+        name: Any = execution.values.get("lock_name")  # None in a block, which names its locks itself
         # InnoDB's transaction goes on, and can be asked; elsewhere that would take another connection
         asked = name is not None and execution.backend.key_rows and execution.wait != 0
         return holders_now(execution.connection, [name]) if asked else ()

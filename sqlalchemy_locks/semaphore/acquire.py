@@ -40,7 +40,7 @@ _ANSWER = ("state", "replayed", "token", "expires_at", "fences", "exhausted", "c
 
 class AcquirePermits(base.SemaphoreImpl):
     name = "semaphore.acquire"
-    target = "names"
+    subject = "names"
     uses_nonce = True
 
     def call(self) -> LockFunction:

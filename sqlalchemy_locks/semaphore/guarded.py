@@ -77,8 +77,9 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
         database, or the option ``locks_wait`` (seconds), allows.
 
     Unlike a fencing token it serves any capacity, and needs no column. Until its transaction ends, ``renew`` and
-    ``release`` of this request wait, and the permits may expire: commit within the ttl. PostgreSQL ends a transaction that sends nothing for longer than the
-    ttl, as of a process that is stopped; elsewhere a setting of the server's has to (``docs/lease.md``).
+    ``release`` of this request wait, and the permits may expire: commit within the ttl. PostgreSQL ends a transaction
+    that sends nothing for longer than that, as of a process that is stopped; elsewhere a setting of the server's has to
+    (``docs/lease.md``).
 
     >>> grant = session.scalar(sl.semaphore.acquire({"network": 1}, ttl=60))
     >>> session.scalar(sl.guarded(update(Document).where(Document.id == 1).values(body=text), grant))
