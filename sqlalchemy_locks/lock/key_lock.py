@@ -69,10 +69,10 @@ class _AcquireLock(OperationImpl):
         return "where the row of a new key is committed first, by another connection"
 
     def holders(self, execution: Execution) -> tuple[Holder, ...]:
-        name: Any = execution.values.get("lock_name")  # None in a block, which names its locks itself
-        # InnoDB's transaction goes on, and can be asked; elsewhere that would take another connection
-        asked = name is not None and execution.backend.key_rows and execution.wait != 0
-        return holders_now(execution.connection, [name]) if asked else ()
+        # InnoDB's transaction goes on, and can be asked; elsewhere that would take another connection. A block names
+        # its locks itself
+        asked = execution.backend.key_rows and execution.wait != 0 and "lock_name" in execution.values
+        return holders_now(execution.connection, [execution.values["lock_name"]]) if asked else ()
 
     def run(self, execution: Execution) -> Any:
         mode, backend = self.mode, execution.backend

@@ -67,7 +67,7 @@ class _SessionLock(_SessionOperation):
     def build(self, context: BuildContext) -> Executable | None:
         return select(SessionLock(LOCK_KEY, bindparam("seconds", _YEAR, type_=Integer())))
 
-    def run(self, execution: Execution) -> Any:
+    def run(self, execution: Execution) -> None:
         seconds = _YEAR if execution.wait is None else math.ceil(min(execution.wait, _YEAR))
         try:
             answer = self.ask(execution, {**execution.values, "seconds": seconds})
@@ -80,7 +80,6 @@ class _SessionLock(_SessionOperation):
         if answer in ("0", None):
             raise LockTimeout("it was not free in time")
         _release_on_return(execution.connection)
-        return None
 
 
 class _SessionUnlock(_SessionOperation):
