@@ -605,7 +605,7 @@ class Execution:
             raise LockTimeout(f"{impl.described(self.values)}: {ended_by_limit(waited)}") from error
         except LockTimeout as error:
             named = type(error)(f"{impl.described(self.values)}: {error}", impl.holders(self), error.kind)
-            raise named from error.__cause__ or error
+            raise named from error.__cause__
         return self.operation._unpack(outcome) if unpack and isinstance(outcome, Result) else outcome
 
     def _call_beside_pool(self, end_session: Callable[[Connection], object]) -> None:
