@@ -92,9 +92,13 @@ class EngineState:
 engine_states: WeakKeyDictionary[Dialect, EngineState] = WeakKeyDictionary()
 #: transactions that the server has rolled back, where its driver doesn't know
 _ended: WeakSet[RootTransaction] = WeakSet()
-#: transactions that hold locks, in a block or in a cluster, and what is said when the server rolls one back
-_with_locks: WeakKeyDictionary[RootTransaction, str] = WeakKeyDictionary()
+#: transactions that hold locks; and, in a block or in a cluster, what is said when the server rolls one back
+_with_locks: WeakKeyDictionary[RootTransaction, str | None] = WeakKeyDictionary()
 _without_savepoints: WeakSet[RootTransaction] = WeakSet()
+_ROLLED_BACK = (
+    "has rolled this transaction back for an earlier error, and released every lock that it held: roll it back here, "
+    "too, and run it again"
+)
 
 
 def engine_state(connection: Connection) -> EngineState:
@@ -126,22 +130,40 @@ def has_begun(connection: Connection) -> bool:
 
 def _note_end(backend: Backend, context: ExceptionContext) -> LockLost | None:
     error, connection = context.sqlalchemy_exception, context.connection
-    transaction = None if connection is None else connection.get_transaction()
-    if transaction is None or not isinstance(error, DBAPIError) or not backend.ends_transaction(error):
+    if connection is None or not isinstance(error, DBAPIError) or not backend.ends_transaction(error):
+        return None
+    if (transaction := connection.get_transaction()) is None:
         return None
     _ended.add(transaction)
-    return LockLost(_with_locks[transaction]) if transaction in _with_locks else None
+    if transaction in _with_locks and _refuse_commit not in connection.dispatch.commit:
+        event.listen(connection, "commit", _refuse_commit)
+    why = _with_locks.get(transaction)
+    return None if why is None else LockLost(why)
 
 
-def lost_when_ended(connection: Connection, why: str) -> None:
-    """Raise ``LockLost(why)`` for the statement with which the server rolls the connection's transaction back."""
-    if (transaction := connection.get_transaction()) is not None:
-        _with_locks.setdefault(transaction, why)
+def _refuse_commit(connection: Connection) -> None:
+    """Refuse what was done without the lock, in another transaction, by an app that has passed over the error."""
+    if (transaction := connection.get_transaction()) in _ended and transaction in _with_locks:
+        connection.invalidate()  # SQLAlchemy sends no ROLLBACK after a COMMIT that failed
+        raise LockLost(f"COMMIT: the server {_ROLLED_BACK}")
+
+
+def lost_when_ended(connection: Connection, why: str | None) -> None:
+    """Raise ``LockLost(why)`` for the statement with which the server rolls the connection's transaction back.
+
+    :param why: ``None``: for a COMMIT after that statement only.
+    """
+    _with_locks.setdefault(_transaction(connection), why)
+
+
+def _transaction(connection: Connection) -> RootTransaction:
+    """Return a connection's transaction, which would begin with its first statement only."""
+    return connection.get_transaction() or connection.begin()
 
 
 def _forbid_savepoints(connection: Connection) -> None:
     """Refuse the savepoints of a connection from now on until its transaction ends; text of the app's passes."""
-    if (transaction := connection.get_transaction()) is not None and transaction not in _without_savepoints:
+    if (transaction := _transaction(connection)) not in _without_savepoints:
         _without_savepoints.add(transaction)
         # not event.contains(), which identifies a connection by its address, where a collected one may have been
         if _refuse_savepoint not in connection.dispatch.savepoint:
@@ -579,10 +601,7 @@ class Execution:
         """
         connection, impl = self.connection, self.operation._impl
         if connection.get_transaction() in _ended:
-            raise MustRollback(
-                f"{impl.name}: {self.backend.name} has rolled this transaction back for an earlier error, and released "
-                "every lock that it held: roll it back here, too, and run it again"
-            )
+            raise MustRollback(f"{impl.name}: {self.backend.name} {_ROLLED_BACK}")
         end_session = self.backend.session_ender(connection) if self.backend.key_rows else None
         began = time.monotonic()
         try:

@@ -9,8 +9,6 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from sqlalchemy.engine import Connection
-
 #: the oldest version that is supported
 _OLDEST = {"PostgreSQL": (15,), "YugabyteDB": (), "MySQL": (8, 0, 13), "MariaDB": (10, 6), "SQLite": (3, 35)}
 Level = Literal["ok", "warning", "problem"]
@@ -48,10 +46,3 @@ def version_finding(name: str, version: str) -> Finding:
         dotted = ".".join(map(str, oldest))
         return Finding("version", "problem", f"{what} is older than the oldest supported version, {dotted}")
     return Finding("version", "ok", what)
-
-
-def several_nodes_finding(connection: Connection, says: str) -> Finding:
-    """Report a cluster whose nodes grant locks of their own. :param says: what is refused there, and what to do."""
-    if connection.get_execution_options().get("locks_one_node"):
-        return Finding("server", "ok", "one of several nodes; locks_one_node says that all locks are acquired here")
-    return Finding("server", "problem", says)

@@ -183,7 +183,7 @@ class MySQL(Backend):
         return _MEANINGS.get(code)
 
     def ask_server(self, connection: Connection) -> Server:
-        variables = _asked(connection)
+        variables = {str(row[0]).lower(): str(row[1]).upper() for row in connection.exec_driver_sql(_ASKED)}
         if "TIDB" in f"{variables.get('version')} {variables.get('version_comment')}":
             raise Unsupported(_TIDB)
         if variables.get("innodb_rollback_on_timeout") == "ON":
@@ -191,7 +191,11 @@ class MySQL(Backend):
                 f"{self.name} runs with innodb_rollback_on_timeout=ON, where a lock timeout silently releases "
                 "the locks acquired before it: set it to OFF"
             )
-        cluster = _cluster(variables)
+        cluster = "a Galera cluster" if variables.get("wsrep_on") == "ON" else None
+        # of a member that has left its group, too, which comes back by itself
+        single = variables.get("group_replication_single_primary_mode")
+        if cluster is None and single == "OFF" and variables["group_replication_group_name"]:
+            cluster = _GROUP
         return Server(cluster=cluster, savepoint_hides_end=cluster == _GROUP)
 
     def require_time_zone(self, what: str, columns: Iterable[Column[Any]]) -> None:
@@ -360,19 +364,6 @@ class MySQL(Backend):
         finally:
             if not connection.invalidated:
                 connection.execute(_RESTORE)
-
-
-def _asked(connection: Connection) -> dict[str, str]:
-    return {str(row[0]).lower(): str(row[1]).upper() for row in connection.exec_driver_sql(_ASKED)}
-
-
-def _cluster(variables: dict[str, str]) -> str | None:
-    if variables.get("wsrep_on") == "ON":
-        return "a Galera cluster"
-    # of a member that has left its group, too, which comes back by itself
-    if variables.get("group_replication_single_primary_mode") == "OFF" and variables["group_replication_group_name"]:
-        return _GROUP
-    return None
 
 
 def _errno(error: DBAPIError) -> Any:

@@ -26,7 +26,7 @@ from sqlalchemy_locks.dialects.base import (
     not_writable,
     set_level,
 )
-from sqlalchemy_locks.dialects.findings import Finding, idle_finding, several_nodes_finding, version_finding
+from sqlalchemy_locks.dialects.findings import Finding, idle_finding, version_finding
 from sqlalchemy_locks.errors import LockError, LockTimeout, NotWritable, OutcomeUnknown, StaleSnapshot, Unsupported
 
 _WAIT = text("SELECT current_setting(:setting), set_config(:setting, :wait, :local)")
@@ -186,8 +186,10 @@ class PostgreSQL(Backend):
         except Unsupported as refusal:
             yield Finding("server", "problem", str(refusal))
             return
-        if server.several_nodes is not None:
-            yield several_nodes_finding(connection, server.several_nodes)
+        if server.several_nodes is not None and connection.get_execution_options().get("locks_one_node"):
+            yield Finding("server", "ok", "one of several nodes; locks_one_node says that all locks are acquired here")
+        elif server.several_nodes is not None:
+            yield Finding("server", "problem", server.several_nodes)
         yield version_finding(self.name, server.yugabytedb or str(ask("SHOW server_version")).split()[0])
         if ask("SELECT pg_is_in_recovery()"):
             says = "this is a standby, where a lock has no effect on the primary: connect to the primary"
@@ -245,6 +247,9 @@ class PostgreSQL(Backend):
                 f"psycopg can't read timestamps under DateStyle {row.date_style!r}: set it to ISO, for the role (ALTER "
                 'ROLE ... SET "DateStyle" = ...) or by connect_args={"options": "-c DateStyle=ISO"}'
             )
+        several_nodes = None if row.extension is None else _LAST_WRITE_WINS.format(row.extension)
+        if row.extension == "citus":
+            several_nodes = _CITUS if _at_once(connection, _CITUS_WORKERS).scalar() else None
         return Server(
             yugabytedb=None if yugabytedb is None else yugabytedb[1],
             advisory_locks=yugabytedb is None or row.advisory_locks,
@@ -252,13 +257,8 @@ class PostgreSQL(Backend):
             pooled=pid != row.pid,
             begins_read_committed=row.level == _READ_COMMITTED,
             autocommits_read_committed=row.default_level == _READ_COMMITTED,
-            several_nodes=self._several_nodes(connection, row.extension),
+            several_nodes=several_nodes,
         )
-
-    def _several_nodes(self, connection: Connection, extension: str | None) -> str | None:
-        if extension == "citus":
-            return _CITUS if _at_once(connection, _CITUS_WORKERS).scalar() else None
-        return None if extension is None else _LAST_WRITE_WINS.format(extension)
 
     def begin(
         self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True

@@ -68,13 +68,14 @@ def test_the_first_of_two_blocks_to_end_is_committed(cluster: Cluster, end: str)
 
 @pytest.mark.parametrize("tries", [False, True])
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
-@pytest.mark.parametrize("end", ["statement", "commit"])
+@pytest.mark.parametrize("end", ["statement", "passed over", "commit"])
 def test_the_first_of_two_sessions_to_commit_does(cluster: Cluster, tries: bool, level: str, end: str) -> None:
+    make: Any = Session if level == "READ COMMITTED" else Engine.connect  # which begins with its first statement
     key, counter = unused(), cluster.counter()
     lock = sl.lock.try_exclusive(key) if tries else sl.lock.exclusive(key)
     with (
-        Session(cluster.engine(0, isolation_level=level)) as one,
-        Session(cluster.engine(1, isolation_level=level)) as two,
+        make(cluster.engine(0, isolation_level=level)) as one,
+        make(cluster.engine(1, isolation_level=level)) as two,
     ):
         for session in (one, two):
             assert session.scalar(lock) is (True if tries else None)
@@ -85,6 +86,11 @@ def test_the_first_of_two_sessions_to_commit_does(cluster: Cluster, tries: bool,
             until_lost(two)
             with pytest.raises((sl.MustRollback, SQLAlchemyError)):
                 two.execute(lock)
+        elif end == "passed over":
+            until_lost(two)
+            two.execute(text("UPDATE counter SET number = 100"))
+            with pytest.raises(sl.LockLost, match="for an earlier error"):
+                two.commit()
         else:
             with pytest.raises(sl.LockLost):
                 two.commit()

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from sqlalchemy.orm import Session
 
@@ -149,13 +149,14 @@ def test_no_savepoint_hides_that_another_node_was_first(cluster: Cluster) -> Non
     key, counter = unused(), cluster.counter()
     one, two = sl.Locks(cluster.engine(0)), sl.Locks(cluster.engine(1))
     if cluster.name == "group_replication":
-        with Session(cluster.engine(0)) as session:
-            session.execute(sl.lock.exclusive(key))
-            with pytest.raises(sl.Unsupported, match="leave it out"), session.begin_nested():
-                session.execute(text("SELECT 1"))
-            session.rollback()
-            with session.begin_nested():  # in the next transaction, which has no locks
-                session.execute(text("SELECT 1"))
+        for make in (Session, Engine.connect):
+            with make(cluster.engine(0)) as session:
+                session.execute(sl.lock.exclusive(key))
+                with pytest.raises(sl.Unsupported, match="leave it out"), session.begin_nested():
+                    session.execute(text("SELECT 1"))
+                session.rollback()
+                with session.begin_nested():  # in the next transaction, which has no locks
+                    session.execute(text("SELECT 1"))
     with pytest.raises(sl.LockLost), two.exclusive(key) as held:
         with one.exclusive(key, timeout=PATIENCE) as first:
             add(first.session, counter)

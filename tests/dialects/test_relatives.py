@@ -9,8 +9,9 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psycopg
 import pytest
-from sqlalchemy import Engine, create_engine, event
+from sqlalchemy import Engine, create_engine, event, make_url
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
@@ -97,6 +98,15 @@ def test_relatives_of_postgresql_are_refused_by_name(servers: Servers, name: str
     with engine.connect().execution_options(locks_one_node=True) as connection:
         assert connection.scalar(sl.lock.try_exclusive("a")) is True
     assert set(refusals(one.execution_options(locks_one_node=False))) == {says}
+
+
+def test_dsql_is_refused_by_its_host(servers: Servers) -> None:
+    url = make_url(servers.fresh("postgresql15", "psycopg")).set(drivername="postgresql")
+    host = "postgresql+psycopg://admin@abc.dsql.eu-west-1.on.aws/postgres"
+    engine = create_engine(host, creator=lambda: psycopg.connect(url.render_as_string(False)), **ONE_NODE)
+    (says,) = set(refusals(engine))
+    assert "Aurora DSQL has no locks" in says
+    engine.dispose()
 
 
 @contextmanager

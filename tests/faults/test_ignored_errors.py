@@ -159,6 +159,31 @@ def test_deadlock_is_a_lost_lock(servers: Any, rows: Engine, name: str, driver: 
     assert 3 not in numbers(rows)
 
 
+@on(*INNODB[:2])
+@pytest.mark.parametrize("make", [Session, Engine.connect], ids=["session", "connection"])
+def test_commit_after_a_deadlock_that_was_passed_over(
+    servers: Any, rows: Engine, name: str, driver: str, face: str, make: Any
+) -> None:
+    """In a transaction of the app's, what follows was done without the lock."""
+    ready = threading.Event()
+    with connected(installed(servers, name, driver)) as engine, make(engine) as session:
+        session.execute(sl.lock.exclusive(unused()))
+        session.execute(text("UPDATE passed_over SET note = 1 WHERE id = 1"))
+        others = later(deadlock, rows, ready)
+        assert ready.wait(PATIENCE)
+        with pytest.raises(DBAPIError):
+            session.execute(text("UPDATE passed_over SET note = 1 WHERE id = 2"))
+        session.execute(insert(3))
+        with pytest.raises(sl.LockLost, match="roll it back here, too"):
+            session.commit()
+        session.rollback()
+        session.execute(insert(4))
+        session.commit()
+        others.result(PATIENCE)
+    assert 3 not in numbers(rows)
+    assert 4 in numbers(rows)
+
+
 @pytest.mark.parametrize("name", ["sqlite"])
 @pytest.mark.parametrize("nested", [False, True])
 def test_rollback_by_sqlite_itself(servers: Any, rows: Engine, name: str, nested: bool) -> None:

@@ -72,6 +72,23 @@ def test_locks_wait_in_autocommit_is_refused(through: Any) -> None:
         assert locks.run(sl.Mutex().create(name).execution_options(locks_wait=5)) == 1
 
 
+def test_tasks_in_autocommit(through: Any) -> None:
+    """As in Alembic's `autocommit_block()`: asyncpg sends all of a statement without a name at once."""
+    url, connect_args = through("asyncpg")
+
+    async def main() -> None:
+        async with async_connected(url, connect_args=connect_args, isolation_level="AUTOCOMMIT") as engine:
+
+            async def ask(task: int) -> None:
+                async with engine.connect() as connection:
+                    for number in range(task, task + 20):
+                        assert await connection.scalar(text(f"SELECT {number}, pg_sleep(0.001)")) == number
+
+            await asyncio.gather(*(ask(100 * task) for task in range(8)))
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
 def test_never_two_holders(driver: str, through: Any) -> None:
     """The tasks of two processes, on a third of the server connections that they would have without the pooler."""

@@ -15,7 +15,11 @@ GROUP = "5a5a5a5a-5a5a-11f1-8a57-5a5a5a5a5a5a"
 #: No statement of it is sent to the other members: each has the same.
 UNLOGGED = "SET sql_log_bin = 0;\n"
 ONLINE_SECONDS = 120.0
-MEMBER = "SELECT member_state FROM performance_schema.replication_group_members WHERE member_id = @@global.server_uuid"
+#: without a majority of its group a member is nobody's, whatever its own state is
+MEMBER = (
+    "SELECT MAX(IF(member_id = @@global.server_uuid, member_state, NULL)) FROM"
+    " performance_schema.replication_group_members HAVING SUM(member_state <> 'UNREACHABLE') * 2 > COUNT(*)"
+)
 
 
 class GroupMember(MySQL):
@@ -49,6 +53,10 @@ class GroupMember(MySQL):
         """Where the other members reach this one."""
         assert self._group_port is not None
         return f"{self.host}:{self._group_port.getsockname()[1]}"
+
+    @property
+    def _can_be_joined(self) -> bool:
+        return self.running and self.execute(MEMBER) in ("ONLINE", "RECOVERING")
 
     def _prepare(self) -> None:
         super()._prepare()
@@ -86,11 +94,11 @@ class GroupMember(MySQL):
 
     def _run(self) -> None:
         super()._run()
-        first = not any(node.running for node in self.nodes if node is not self)
         source = f"SOURCE_USER = '{self.user}', SOURCE_PASSWORD = '{self.password}'"
         deadline = time.monotonic() + ONLINE_SECONDS
         while True:
             try:
+                first = not any(node._can_be_joined for node in self.nodes if node is not self)
                 self.execute(
                     f"SET GLOBAL group_replication_bootstrap_group = {int(first)}",
                     f"CHANGE REPLICATION SOURCE TO {source} FOR CHANNEL 'group_replication_recovery'",
