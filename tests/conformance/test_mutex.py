@@ -125,6 +125,13 @@ def test_tokens_rise_and_retries_run_out(world: World) -> None:
     assert [take(a, id), take(a, id)] == [3, None]
     assert a.scalar(mutex.set_retries(id, None)) is True
     assert [take(a, id), take(a, id)] == [4, 5]
+    timeout, clock = sl.Timeout(every=60, clock=lambda: clock[0]), [NOW]
+    a.scalar(timeout.create(id, retries=1))
+    assert [a.scalar(timeout.acquire_token(id)), a.scalar(timeout.acquire_token(id))] == [1, None]
+    clock[0] += 61
+    assert a.scalar(timeout.acquire(id)) is False
+    assert a.scalar(timeout.set_retries(id, 1)) is True
+    assert a.scalar(timeout.acquire_token(id)) == 2
     a.end()
 
 

@@ -131,9 +131,7 @@ OPERATIONS: dict[str, dict[str, Any]] = {
         "semaphore.clean(older_than=86400)": lambda: sl.semaphore.clean(older_than=86400),
         'guarded(update(document)..., "job-1")': lambda: sl.guarded(_write, "job-1"),
     },
-    "Fencing": {
-        "fenced(update(document)..., document.c.fence, 7)": lambda: sl.fenced(_write, _document.c.fence, 7),
-    },
+    "Fencing": {"fenced(update(document)..., document.c.fence, 7)": lambda: sl.fenced(_write, _document.c.fence, 7)},
     "Captures and state transitions": {
         'capture(Order, where=Order.status == "paid", values={"status": "shipping"}, order_by=Order.id, limit=10)': (
             lambda: sl.capture(

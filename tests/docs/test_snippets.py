@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,16 +12,13 @@ from sqlalchemy import make_url, select
 from tests.conftest import PLAIN, Servers, install
 from tests.docs.pages import PAGES, RECIPES, ROOT, blocks, engines, event_loop, run
 from tests.docs.recipes import Invoice
+from tests.examples.served import done
 from tests.fixtures.parties import connected
 
 #: the URLs of the pages
 ASYNC_URL = "postgresql+asyncpg://app:secret@localhost/app"
 PLAIN_URL = "postgresql+psycopg://app:secret@localhost/app"
-ASYNC_DRIVERS = {
-    "postgresql15": "postgresql+asyncpg",
-    "mysql": "mysql+aiomysql",
-    "mariadb": "mariadb+aiomysql",
-}
+ASYNC_DRIVERS = {"postgresql15": "postgresql+asyncpg", "mysql": "mysql+aiomysql", "mariadb": "mariadb+aiomysql"}
 #: Their snippets are run by tests/alembic (revisions and environments), by tests of their own, and by tests/redis.
 COMPILED_ONLY = {"alembic.md", "flask-migrate.md", "redis.md"}
 CASES = [(page, engine) for page in PAGES if page.name not in COMPILED_ONLY for engine in engines(page)]
@@ -67,13 +61,8 @@ def run_commands(page: Path) -> bool:
         for line in block.text.splitlines()
         if not line.startswith(("pip ", "make "))
     ]
-    folder = Path(sys.executable).parent
-    environment = {**os.environ, "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}"}
     if commands:
-        done = subprocess.run(
-            ["sh", "-ec", "\n".join(commands)], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
+        done("\n".join(commands), Path.cwd())
     return bool(commands)
 
 

@@ -12,10 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.examples.served import EXAMPLES, Server, commands, copied, done, running
+from tests.examples.served import Server, commands, copied, done, running
 from tests.fixtures.parties import PATIENCE
 
-EXAMPLE = EXAMPLES / "shop"
 NAMES = ["O'Hara", '"; DROP TABLE customers; --', "<img src=x onerror=alert(1)>", "Zoë 🎉", "y" * 255]
 
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import ExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -20,24 +17,15 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 import sqlalchemy_locks as sl
 from tests.faults.proxy import Proxy, Request
 from tests.fixtures.engines import MakeEngine
+from tests.fixtures.holders import Process, hold_key
 from tests.fixtures.parties import ASYNC, PATIENCE, Watch, async_connected, installed, unused
 
 SERVERS_ASYNC = [which for which in ASYNC if not which.startswith("sqlite")]
-#: operations that wait in the database until a key or a row is free
-Wait = Callable[[sl.AsyncLocks, str], Awaitable[Any]]
 
 
-async def in_a_block(locks: sl.AsyncLocks, name: str) -> None:
-    async with locks.exclusive(name):
-        raise AssertionError("it was had")
-
-
-async def in_a_shared_block(locks: sl.AsyncLocks, name: str) -> None:
-    async with locks.shared(name):
-        raise AssertionError("it was had")
-
-
-BLOCKS: dict[str, Wait] = {"exclusive": in_a_block, "shared": in_a_shared_block}
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run a test with a limit, which ends it if it hangs."""
+    asyncio.run(asyncio.wait_for(main, PATIENCE))
 
 
 async def by_cancel(task: asyncio.Task[Any], rounds: Callable[[], int] = lambda: 0) -> None:
@@ -54,82 +42,73 @@ async def by_cancel(task: asyncio.Task[Any], rounds: Callable[[], int] = lambda:
 
 
 async def became(true: Callable[[], Any]) -> None:
-    """Wait until the server's tables show that a condition is true; the limit is for a hang."""
-    async with _limit():
-        while not await asyncio.to_thread(true):
-            await asyncio.sleep(0.13)  # InnoDB refreshes its table of transactions only this often
+    """Wait until the server's tables show that a condition is true."""
+    while not await asyncio.to_thread(true):
+        await asyncio.sleep(0.13)  # InnoDB refreshes its table of transactions only this often
 
 
 @asynccontextmanager
-async def _limit() -> AsyncIterator[None]:
-    task = asyncio.current_task()
-    assert task is not None
-    alarm = asyncio.get_running_loop().call_later(PATIENCE, task.cancel, f"nothing came of it in {PATIENCE} s")
-    try:
-        yield
-    finally:
-        alarm.cancel()
+async def contenders(servers: Any, which: str) -> AsyncIterator[tuple[sl.AsyncLocks, sl.AsyncLocks]]:
+    """Locks on a pool of two connections, and those of another process."""
+    url = installed(servers, *ASYNC[which])
+    async with async_connected(url, pool_size=2, max_overflow=0) as engine, async_connected(url) as other:
+        yield sl.AsyncLocks(engine), sl.AsyncLocks(other)
 
 
-def held_by_whom(pool_of: AsyncEngine) -> int:
-    checked_out: int = pool_of.pool.checkedout()  # type: ignore[attr-defined]
-    return checked_out
+def checked_out(engine: AsyncEngine) -> int:
+    return int(engine.pool.checkedout())  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("how", BLOCKS)
+@pytest.mark.parametrize("how", ["exclusive", "shared"])
 @pytest.mark.parametrize("which", SERVERS_ASYNC)
 def test_cancelled_wait_for_a_key(servers: Any, watch: Callable[[str], Watch], which: str, how: str) -> None:
-    name, driver = ASYNC[which]
-    server = watch(name)
+    server = watch(ASYNC[which][0])
 
     async def main() -> None:
         key = unused()
-        url = installed(servers, name, driver)
-        async with async_connected(url, pool_size=2, max_overflow=0) as engine, async_connected(url) as other:
-            locks, holder = sl.AsyncLocks(engine), sl.AsyncLocks(other)
+        async with contenders(servers, which) as (locks, holder):
+
+            async def wait() -> None:
+                async with getattr(locks, how)(key):
+                    raise AssertionError("it was had")
+
             await holder.run(sl.lock.create(key))
             async with holder.exclusive(key):
                 await became(lambda: server.waiting() == 0)  # the previous test may have left a waiter
-                task = asyncio.create_task(BLOCKS[how](locks, key))
+                task = asyncio.create_task(wait())
                 await became(lambda: server.waiting() > 0)
                 await by_cancel(task)
-                assert held_by_whom(engine) == 0
+                assert checked_out(locks._engine) == 0
                 # the server may keep waiting for a disconnected client until it notices the disconnection
-            async with _limit():
-                async with locks.exclusive(key):
-                    pass
-                async with holder.exclusive(key):
-                    pass
+            async with locks.exclusive(key):
+                pass
+            async with holder.exclusive(key):
+                pass
             await became(lambda: server.waiting() == 0)
-            assert held_by_whom(engine) == 0
+            assert checked_out(locks._engine) == 0
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("which", SERVERS_ASYNC)
 def test_cancelled_wait_for_a_row(servers: Any, watch: Callable[[str], Watch], which: str) -> None:
-    """The cancelled statement is executed through the driver's own cursor."""
-    name, driver = ASYNC[which]
-    server = watch(name)
+    server = watch(ASYNC[which][0])
 
     async def main() -> None:
         key, mutex = unused(), sl.Mutex()
-        url = installed(servers, name, driver)
-        async with async_connected(url, pool_size=2, max_overflow=0) as engine, async_connected(url) as other:
-            locks = sl.AsyncLocks(engine)
+        async with contenders(servers, which) as (locks, other):
             await locks.run(mutex.create(key))
-            async with other.begin() as holder:
+            async with other._engine.begin() as holder:
                 assert await holder.scalar(mutex.acquire(key))
                 await became(lambda: server.waiting() == 0)
                 task = asyncio.create_task(locks.mutex.acquire(key))
                 await became(lambda: server.waiting() > 0)
                 await by_cancel(task)
-                assert held_by_whom(engine) == 0
-            async with _limit():
-                await locks.run(mutex.release(key))
-                assert await locks.mutex.acquire(key)
+                assert checked_out(locks._engine) == 0
+            await locks.run(mutex.release(key))
+            assert await locks.mutex.acquire(key)
 
-    asyncio.run(main())
+    run(main())
 
 
 class LateProxy(Proxy):
@@ -179,17 +158,15 @@ def test_release_after_a_cancelled_acquire_precedes_its_statement(
             if last == "COMMIT":
                 await became(lambda: server.waiting() > 0)
             else:
-                async with _limit():
-                    assert not await release
+                assert not await release
             links = proxy.open_links()
             proxy.sent.set()
-            async with _limit():
-                assert await release is (last == "COMMIT")
+            assert await release is (last == "COMMIT")
             await became(lambda: proxy.open_links() < links)
             assert await locks.mutex.acquire(key)
 
     with LateProxy(installed(servers, name, driver)) as proxy:
-        asyncio.run(main(proxy))
+        run(main(proxy))
 
 
 def test_cancelled_statement_of_sqlite(servers: Any) -> None:
@@ -218,42 +195,38 @@ def test_cancelled_statement_of_sqlite(servers: Any) -> None:
                 goes_on.set()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            assert held_by_whom(engine) == 0
+            assert checked_out(engine) == 0
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("which", ["postgresql15/asyncpg", "mysql/aiomysql"])
 def test_cancelled_wait_in_the_local_queue(servers: Any, watch: Callable[[str], Watch], which: str) -> None:
     """The second waits behind the first, without a connection; one that is cancelled leaves the others in their order."""
-    name, driver = ASYNC[which]
-    server = watch(name)
+    server = watch(ASYNC[which][0])
 
     async def main() -> None:
         key, had = unused(), []
-        url = installed(servers, name, driver)
 
         async def wait(number: int) -> None:
             async with locks.exclusive(key, timeout=600):
                 had.append(number)
 
-        async with async_connected(url, pool_size=2, max_overflow=0) as engine, async_connected(url) as other:
-            locks, holder = sl.AsyncLocks(engine), sl.AsyncLocks(other)
+        async with contenders(servers, which) as (locks, holder):
             await holder.run(sl.lock.create(key))
             async with holder.exclusive(key):
                 await became(lambda: server.waiting() == 0)
                 tasks = [asyncio.create_task(wait(number)) for number in range(5)]
                 await became(lambda: server.waiting() > 0)
-                assert held_by_whom(engine) == 1
+                assert checked_out(locks._engine) == 1
                 await by_cancel(tasks[2])  # in the middle of the queue
                 await by_cancel(tasks[0])  # at the head of the queue, on the connection
-                await became(lambda: held_by_whom(engine) == 1)
-            async with _limit():
-                await asyncio.gather(*(tasks[number] for number in (1, 3, 4)))
+                await became(lambda: checked_out(locks._engine) == 1)
+            await asyncio.gather(*(tasks[number] for number in (1, 3, 4)))
             assert had == [1, 3, 4]
-            assert held_by_whom(engine) == 0
+            assert checked_out(locks._engine) == 0
 
-    asyncio.run(main())
+    run(main())
 
 
 # from Python 3.13 on, sqlite3 reports what aiosqlite opens for a task that is cancelled meanwhile
@@ -281,13 +254,12 @@ def test_cancelled_at_every_await(servers: Any, which: str) -> None:
                 task = asyncio.create_task(work())
                 for _ in range(steps):
                     await asyncio.sleep(0)
-                async with _limit():
-                    await by_cancel(task, lambda: rounds)
-                assert held_by_whom(engine) == 0
+                await by_cancel(task, lambda: rounds)
+                assert checked_out(engine) == 0
             async with locks.exclusive(key, timeout=PATIENCE):
                 pass
 
-    asyncio.run(main())
+    run(main())
 
 
 @pytest.mark.parametrize("which", [which for which in ASYNC if "my" in which])
@@ -308,31 +280,11 @@ def test_cancelled_while_the_level_is_reset(servers: Any, which: str) -> None:
                 task = asyncio.create_task(work())
                 await asyncio.wait([task])
                 assert task.cancelled()
-                assert held_by_whom(engine) == 0
+                assert checked_out(engine) == 0
             async with locks.exclusive(key, timeout=PATIENCE):
                 pass
 
-    asyncio.run(main())
-
-
-INTERRUPTED = """
-    import sys
-    from sqlalchemy import create_engine, text
-    import sqlalchemy_locks as sl
-
-    engine = create_engine(sys.argv[1], pool_size=2, max_overflow=0)
-    locks = sl.Locks(engine)
-    print("asks", flush=True)
-    try:
-        with locks.exclusive(sys.argv[2]):
-            print("had", flush=True)
-    except KeyboardInterrupt:
-        print("interrupted", engine.pool.checkedout(), flush=True)
-    sys.stdin.readline()
-    with locks.exclusive(sys.argv[2], timeout=240):
-        print("had", engine.pool.checkedout(), flush=True)
-    engine.dispose()
-"""
+    run(main())
 
 
 @pytest.mark.parametrize(("name", "driver"), [("postgresql15", "psycopg"), ("mysql", "pymysql")])
@@ -343,33 +295,14 @@ def test_keyboard_interrupt_during_a_wait(
     key, server = unused(), watch(name)
     holder = sl.Locks(engine_to(name))
     holder.run(sl.lock.create(key))
-    with holder.exclusive(key):
-        server.until_none_wait()
-        child = subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(INTERRUPTED), installed(servers, name, driver), key],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        try:
-            assert child.stdout is not None
-            assert child.stdin is not None
-            assert child.stdout.readline() == "asks\n"
+    with ExitStack() as opened:
+        with holder.exclusive(key):
+            server.until_none_wait()
+            process = opened.enter_context(Process(hold_key, installed(servers, name, driver), key))
             server.until_waiting()
-            os.kill(child.pid, signal.SIGINT)
-            assert child.stdout.readline() == "interrupted 0\n"
-        except BaseException:
-            child.kill()
-            child.communicate()
-            raise
-    try:
-        said, _ = child.communicate("go on\n", timeout=PATIENCE)
-    except BaseException:
-        child.kill()
-        child.communicate()
-        raise
-    assert said == "had 1\n"
-    assert child.returncode == 0
+            os.kill(process.pid, signal.SIGINT)
+            assert process.hear() == "interrupted, 0 in use"
+        assert process.asked("again") == "holds, 1 in use"
 
 
 @pytest.mark.parametrize("which", SERVERS_ASYNC)
@@ -408,7 +341,7 @@ def test_statement_cancelled_inside_a_block_loses_the_lock(
     with engine_to(name).connect() as holder:
         watched.until_none_wait()
         holder.execute(sl.lock.exclusive(waited_for))
-        asyncio.run(main(holder))
+        run(main(holder))
     assert lost == [True]
 
 
@@ -427,22 +360,18 @@ def test_cancelled_call_leaves_no_setting_behind(servers: Any, level: str) -> No
                 if connection is not None:
                     returned.add(connection.autocommit)
 
-            async def hold() -> None:
-                async with locks.exclusive("cancelled early"):
+            async def enter(block: Any) -> None:
+                async with block:
                     pass
 
-            async def lease() -> None:
-                async with locks.lease("cancelled early", ttl=3600):
-                    pass
-
-            for call in (hold, lease):
+            for block in (locks.exclusive, locks.lease):
                 for steps in range(1, 20):
                     await locks.mutex.release("cancelled early")  # the pool has a connection
-                    task: asyncio.Task[Any] = asyncio.ensure_future(call())
+                    task: asyncio.Task[Any] = asyncio.ensure_future(enter(block("cancelled early")))
                     for _ in range(steps):
                         await asyncio.sleep(0)
                     task.cancel()
                     await asyncio.wait([task])
             assert returned == {level == "AUTOCOMMIT"}
 
-    asyncio.run(story())
+    run(story())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,8 +11,11 @@ from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import OperationalError
 
 import sqlalchemy_locks as sl
+from tests.conformance import faces
+from tests.conformance.faces import opened
+from tests.faults.drivers import free, losing
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import ASYNC, ENGINES, async_connected, installed, unused
+from tests.fixtures.parties import ASYNC, ENGINES, installed, unused
 
 SYNC = [*(f"{name}/{driver}" for name, driver in ENGINES.items()), "postgresql15/psycopg2", "yugabytedb/psycopg2"]
 INNODB = [which for which in SYNC if which.startswith(("mysql", "mariadb"))]
@@ -44,24 +45,8 @@ def written(engine: Engine) -> list[int]:
         return [row.id for row in connection.execute(text("SELECT id FROM ended ORDER BY id"))]
 
 
-def free(engine: Engine, key: str) -> bool:
-    with engine.connect() as connection, connection.begin():
-        return bool(connection.scalar(sl.lock.try_exclusive(key)))
-
-
 def write(number: int) -> Any:
     return text(f"INSERT INTO ended VALUES ({number})")
-
-
-@contextlib.contextmanager
-def losing(locks: sl.Locks, key: str, said: str) -> Iterator[Any]:
-    """A block that raises LockLost with this message, and has emitted ``lost`` once."""
-    events: list[object] = []
-    event.listen(locks, "lost", events.append)
-    with pytest.raises(sl.LockLost, match=said) as raised, locks.exclusive(key) as held:
-        yield held
-    assert type(raised.value) is sl.LockLost
-    assert len(events) == 1
 
 
 @pytest.mark.parametrize("which", SYNC)
@@ -76,7 +61,8 @@ def test_statement_that_ends_the_transaction(
     if "work" in statement and which.startswith("sqlite"):
         statement = statement.replace("work", "transaction")
     engine, key = noting(which), unused()
-    with losing(sl.Locks(engine), key, SAID) as held:
+    locks = sl.Locks(engine)
+    with losing(locks, SAID), locks.exclusive(key) as held:
         held.session.execute(write(1))
         held.session.execute(text(statement))
         assert free(engine, key)
@@ -95,20 +81,19 @@ def test_statement_that_ends_the_transaction(
 
 @pytest.mark.parametrize("which", INNODB)
 @pytest.mark.parametrize(
-    "statement",
-    ["SET @x = 'a, b', autocommit=1", "CREATE TABLE IF NOT EXISTS ended (id INTEGER)", "FLUSH STATUS"],
+    "statement", ["SET @x = 'a, b', autocommit=1", "CREATE TABLE IF NOT EXISTS ended (id INTEGER)", "FLUSH STATUS"]
 )
 def test_statement_with_an_implicit_commit(noting: Any, which: str, statement: str) -> None:
     engine, key = noting(which), unused()
-    with losing(sl.Locks(engine), key, SAID) as held:
+    locks = sl.Locks(engine)
+    with losing(locks, SAID), locks.exclusive(key) as held:
         held.session.execute(write(1))
         held.session.connection().exec_driver_sql(statement).close()
         assert held.lost
         assert free(engine, key)
         with pytest.raises(sl.LockLost, match=SAID):
             held.session.execute(write(2))
-    with engine.connect() as connection:
-        assert connection.scalar(text("SELECT count(*) FROM ended")) == 1
+    assert written(engine) == [1]
 
 
 @pytest.mark.parametrize("which", INNODB)
@@ -119,7 +104,8 @@ def test_statement_with_an_implicit_commit(noting: Any, which: str, statement: s
 def test_transaction_replaced_by_another(noting: Any, which: str, statement: str, asked: bool) -> None:
     """No driver reports it, nor a COMMIT after a result's rows; the marker left in the first transaction does."""
     engine, key = noting(which), unused()
-    with losing(sl.Locks(engine), key, SAID) as held:
+    locks = sl.Locks(engine)
+    with losing(locks, SAID), locks.exclusive(key) as held:
         held.session.execute(write(1))
         held.session.connection().exec_driver_sql(statement).close()
         assert free(engine, key)
@@ -136,18 +122,13 @@ def test_transaction_replaced_by_another(noting: Any, which: str, statement: str
 def test_async_block_whose_transaction_ended(servers: Any, noting: Any, case: str) -> None:
     name, driver = ASYNC[case]
     engine, key = noting(f"{name}/{ENGINES[name]}"), unused()
-
-    async def main() -> None:
-        async with async_connected(installed(servers, name, driver)) as bind:
+    with opened(faces.ASYNC, installed(servers, name, driver)) as (locks, _):
+        with losing(locks, SAID), locks.exclusive(key) as held:
+            held.session.execute(write(1))
+            held.session.execute(text("/* audit */ COMMIT"))
             with pytest.raises(sl.LockLost, match=SAID):
-                async with sl.AsyncLocks(bind).exclusive(key) as held:
-                    await held.session.execute(write(1))
-                    await held.session.execute(text("/* audit */ COMMIT"))
-                    with pytest.raises(sl.LockLost, match=SAID):
-                        await held.check()
-                    assert held.lost
-
-    asyncio.run(main())
+                held.check()
+            assert held.lost
     assert written(engine) == [1]
 
 

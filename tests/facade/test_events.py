@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import pickle
 from collections.abc import Callable
@@ -13,7 +12,8 @@ from sqlalchemy import event
 
 import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import ENGINES, PATIENCE, Watch, async_connected, installed, later, unused
+from tests.fixtures.lease_faces import everywhere, locks_of
+from tests.fixtures.parties import PATIENCE, Watch, later, unused
 
 ALL = ("waited", "acquired", "released", "lost", "retried", "swept")
 
@@ -25,16 +25,23 @@ def listened(locks: Any) -> list[sl.LockEvent]:
     return events
 
 
-@pytest.mark.parametrize("name", ENGINES)
-def test_events_of_a_block(engine_to: MakeEngine, name: str) -> None:
-    locks, key = sl.Locks(engine_to(name), owner="ann"), unused()
-    events = listened(locks)
-    with locks.exclusive(key):
-        assert [one.event for one in events] == ["waited", "acquired"]
-    assert [one.event for one in events] == ["waited", "acquired", "released"]
-    for one in events:
-        assert (one.kind, one.names, one.owner, one.shared, one.error) == ("lock", (key,), "ann", False, None)
-        assert one.engine == locks.engine_name
+def take(locks: sl.Locks, key: str, timeout: float | None = None) -> None:
+    with locks.exclusive(key, timeout=timeout):
+        pass
+
+
+@everywhere
+def test_events_of_a_block(face: str, servers: Any) -> None:
+    with locks_of(face, servers) as locks:
+        key, events = unused(), listened(getattr(locks, "_target", locks))
+        with locks.exclusive(key):
+            assert [one.event for one in events] == ["waited", "acquired"]
+        assert locks.mutex.acquire(key)
+        assert [one.event for one in events] == ["waited", "acquired", "released", "acquired"]
+        events.pop()
+        for one in events:
+            assert (one.kind, one.names, one.owner, one.shared, one.error) == ("lock", (key,), locks.owner, False, None)
+            assert one.engine == locks.engine_name
     waited, acquired, released = events
     assert waited.waited == acquired.waited
     assert acquired.waited is not None
@@ -83,33 +90,15 @@ def test_exit_of_a_listener_releases_what_was_acquired(engine_to: MakeEngine) ->
         assert other.release(other.acquire({room: 1}, timeout=0)) is sl.Released.RELEASED
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
-def test_lost_is_emitted_once(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
-    locks, server = sl.Locks(engine_to(name)), watch(name)
-    events = listened(locks)
-    with pytest.raises(sl.LockLost), locks.exclusive(unused()) as held:
-        server.kill(server.backend(held.session.connection()))
-        with pytest.raises(sl.LockLost):
-            held.check()
-        assert held.lost
-    assert [one.event for one in events] == ["waited", "acquired", "lost", "released"]
-    assert isinstance(events[2].error, sl.LockLost)
-    assert isinstance(events[-1].error, sl.LockLost)
-
-
 def test_events_of_retries(engine_to: MakeEngine, watch: Callable[[str], Watch]) -> None:
     """The connection dies while it waits for the key."""
     engine, key, server = engine_to("postgresql15"), unused(), watch("postgresql15")
     locks = sl.Locks(engine)
     events = listened(locks)
 
-    def wait() -> None:
-        with locks.exclusive(key):
-            pass
-
     with sl.Locks(engine).exclusive(key):
         server.until_none_wait()
-        waiting = later(wait)
+        waiting = later(take, locks, key)
         server.until_waiting(waiting)
         server.kill(
             server.ask(
@@ -178,31 +167,11 @@ def test_async_listeners_are_refused(engine_to: MakeEngine) -> None:
     assert not list(locks.dispatch.acquired)
 
 
-@pytest.mark.parametrize("which", ["postgresql15/asyncpg", "sqlite/aiosqlite"])
-def test_events_of_async_locks(servers: Any, which: str) -> None:
-    name, driver = which.split("/")
-
-    async def main() -> None:
-        async with async_connected(installed(servers, name, driver)) as engine:
-            locks = sl.AsyncLocks(engine)
-            events = listened(locks)
-            async with locks.exclusive(unused()):
-                pass
-            await locks.mutex.acquire(unused())
-            assert [one.event for one in events] == ["waited", "acquired", "released", "acquired"]
-
-    asyncio.run(main())
-
-
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
 def test_lock_timeout_names_the_holders(engine_to: MakeEngine, name: str) -> None:
     engine, key = engine_to(name), unused()
     locks = sl.Locks(engine)
     locks.run(sl.lock.create(key))
-
-    def wait() -> None:
-        with locks.exclusive(key, timeout=0.1):
-            pass
 
     with locks.exclusive(key) as held:
         session = held.session.connection().exec_driver_sql(
@@ -210,7 +179,7 @@ def test_lock_timeout_names_the_holders(engine_to: MakeEngine, name: str) -> Non
         )
         number = session.scalar()
         with pytest.raises(sl.LockTimeout) as refused:
-            later(wait).result(PATIENCE)
+            later(take, locks, key, 0.1).result(PATIENCE)
     (holder,) = refused.value.holders
     assert isinstance(holder, sl.KeyHolder)
     assert (holder.name, holder.session) == (key, number)
@@ -224,12 +193,8 @@ def test_lock_timeout_without_holders(engine_to: MakeEngine, name: str) -> None:
     engine, key = engine_to(name), unused()
     locks = sl.Locks(engine)
 
-    def wait() -> None:
-        with locks.exclusive(key, timeout=0.1):
-            pass
-
     with locks.exclusive(key), pytest.raises(sl.LockTimeout) as refused:
-        later(wait).result(PATIENCE)
+        later(take, locks, key, 0.1).result(PATIENCE)
     assert refused.value.holders == ()
     assert str(refused.value) == f"{key!r} could not be acquired within 0.1 s"
     pool: Any = engine.pool

@@ -10,43 +10,18 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from sqlalchemy import (
-    BigInteger,
-    Column,
-    Engine,
-    Integer,
-    MetaData,
-    Table,
-    Text,
-    event,
-    insert,
-    select,
-    update,
-)
+from sqlalchemy import Engine, event, insert, select
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core import transaction
 from sqlalchemy_locks.runtime.renewal import clock
 from tests.conftest import Servers
-from tests.faults.drivers import clear, through_a_proxy
+from tests.facade.test_lease_ids import GRANTS, cut_off
 from tests.fixtures.engines import MakeEngine
+from tests.fixtures.holders import DOCUMENT, write
 from tests.fixtures.lease_faces import FACES, everywhere, grant_of, locks_of, lost
-from tests.fixtures.parties import (
-    PATIENCE,
-    connected,
-    installed,
-    later,
-    until,
-)
+from tests.fixtures.parties import PATIENCE, connected, installed, later, until
 from tests.fixtures.semaphores import ENGINES, expire, held, in_memory, made, unused
-
-DOCUMENT = Table(
-    "lease_document",
-    MetaData(),
-    Column("id", Integer, primary_key=True),
-    Column("body", Text),
-    Column("fence", BigInteger, nullable=False, default=0),
-)
 
 
 @pytest.fixture
@@ -60,10 +35,6 @@ def document() -> Any:
             connection.execute(insert(DOCUMENT).values(id=1, body="", fence=0))
 
     return make
-
-
-def write(body: str) -> Any:
-    return update(DOCUMENT).where(DOCUMENT.c.id == 1).values(body=body)
 
 
 @everywhere
@@ -236,10 +207,9 @@ def test_lease_counts_permits_from_before_resize(name: str, engine_to: MakeEngin
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
 def test_lease_counts_permits_although_its_grant_is_repeated(name: str, servers: Servers) -> None:
     """The answer to the first attempt is lost, and the semaphore is resized before the second."""
-    driver = {"postgresql15": "psycopg2", "mysql": "pymysql"}[name]
-    with through_a_proxy(servers, name, driver, **clear(driver)) as (engine, proxy):
+    with cut_off(servers, name) as (engine, proxy):
         lease = unused("lease")
-        with connected(installed(servers, name, driver)) as direct:
+        with connected(installed(servers, name)) as direct:
             with sl.Locks(direct).lease(lease):
                 pass
 
@@ -248,7 +218,7 @@ def test_lease_counts_permits_although_its_grant_is_repeated(name: str, servers:
 
             locks = sl.Locks(engine)
             event.listen(locks, "retried", resize)
-            proxy.lose_answer(b"semaphore_acquire" if name == "postgresql15" else b"COMMIT")
+            proxy.lose_answer(GRANTS[name])
             with pytest.raises(sl.Unsupported, match="is a semaphore of 2"):
                 locks.lease(lease, timeout=PATIENCE).__enter__()
             assert proxy.losses == 1
@@ -261,8 +231,6 @@ def test_copy_of_lease_is_the_grant(engine_to: MakeEngine) -> None:
         for twin in (pickle.loads(pickle.dumps(grant)), copy.deepcopy(grant), copy.copy(grant)):
             assert type(twin) is sl.Grant
             assert vars(twin).items() <= vars(grant).items()
-    with pytest.raises(sl.ReentryError, match="not entered"):
-        locks.lease("x").__exit__(None, None, None)
 
 
 def test_time_to_live_counts_from_before_the_request(engine_to: MakeEngine) -> None:

@@ -13,17 +13,11 @@ from sqlalchemy.util import await_only
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.runtime import renewal
+from tests.facade.test_lease_ids import GRANTS
 from tests.faults.drivers import clear
 from tests.faults.proxy import Proxy
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import (
-    ASYNC,
-    PATIENCE,
-    Watch,
-    async_connected,
-    installed,
-    until,
-)
+from tests.fixtures.parties import ASYNC, PATIENCE, Watch, async_connected, installed, until
 from tests.fixtures.renewal_threads import due, renewers
 from tests.fixtures.semaphores import ENGINES, held, made, place, unused
 
@@ -90,8 +84,6 @@ def test_block_that_is_entered_while_the_last_renewal_is_cancelled_is_renewed(
 
 
 CANCELLED = {"postgresql15": "asyncpg", "mysql": "aiomysql"}
-#: what each sends last, to be granted permits
-GRANTS = {"postgresql15": b"semaphore_acquire", "mysql": b"\x03COMMIT"}
 
 
 def entering(locks: sl.AsyncLocks, room: str, ident: str) -> Any:

@@ -6,20 +6,11 @@ import logging
 from typing import Any
 
 import pytest
-from sqlalchemy import event
 
 import sqlalchemy_locks as sl
+from tests.facade.test_events import listened
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.semaphores import ENGINES, expire, made, unused
-
-EVENTS = ("waited", "acquired", "released", "lost", "swept")
-
-
-def hear(locks: Any) -> list[sl.LockEvent]:
-    told: list[sl.LockEvent] = []
-    for name in EVENTS:
-        event.listen(locks, name, told.append)
-    return told
 
 
 def shown(told: list[sl.LockEvent]) -> list[tuple[Any, ...]]:
@@ -30,7 +21,7 @@ def shown(told: list[sl.LockEvent]) -> list[tuple[Any, ...]]:
 def test_events_of_block(name: str, engine_to: MakeEngine) -> None:
     engine, lease = engine_to(name), unused("lease")
     locks = sl.Locks(engine, owner="me")
-    told = hear(locks)
+    told = listened(locks)
     with locks.lease(lease) as grant:
         pass
     assert shown(told) == [(what, "lease", (lease,)) for what in ("waited", "acquired", "released")]
@@ -47,7 +38,7 @@ def test_events_of_block(name: str, engine_to: MakeEngine) -> None:
 def test_events_of_loss(name: str, engine_to: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     engine, sem = engine_to(name), made(engine_to(name), 2)
     locks = sl.Locks(engine)
-    told = hear(locks)
+    told = listened(locks)
     with caplog.at_level(logging.WARNING, "sqlalchemy_locks"), pytest.raises(sl.LockLost):
         with locks.semaphore(sem, count=2, owner="they", ttl=3600) as grant:
             with engine.begin() as connection:
@@ -67,7 +58,7 @@ def test_events_of_loss(name: str, engine_to: MakeEngine, caplog: pytest.LogCapt
 def test_events_of_calls(name: str, engine_to: MakeEngine) -> None:
     engine, sem = engine_to(name), made(engine_to(name), 1)
     locks = sl.Locks(engine)
-    told = hear(locks)
+    told = listened(locks)
     grant = locks.acquire({sem: 1}, ttl=3600)
     with pytest.raises(sl.LockTimeout):
         locks.acquire({sem: 1}, timeout=0)

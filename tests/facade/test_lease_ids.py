@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import column, event, table, text, update
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.facade import semaphore_wait
 from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
 from sqlalchemy_locks.runtime.renewal import clock
 from tests.conftest import Servers
@@ -18,7 +19,14 @@ from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ENGINES, PATIENCE, SERVERS, all_of, later, until, unused
 from tests.fixtures.semaphores import expire_in, held, made, place
 
-DRIVERS = {"postgresql15": "psycopg2", "mysql": "pymysql", "mariadb": "pymysql"}
+#: what each sends last, to be granted permits
+GRANTS = {"postgresql15": b"semaphore_acquire", "mysql": b"\x03COMMIT", "mariadb": b"\x03COMMIT"}
+
+
+def cut_off(servers: Servers, name: str, **options: Any) -> Any:
+    """An engine through a proxy that reads its requests."""
+    driver = "psycopg2" if name == "postgresql15" else "pymysql"
+    return through_a_proxy(servers, name, driver, **clear(driver), **options)
 
 
 class OfTheApp(Exception):
@@ -124,8 +132,9 @@ def test_one_of_concurrent_callers_enters(name: str, engine_to: MakeEngine) -> N
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_expired_id_waits_for_guarded_write(name: str, engine_to: MakeEngine) -> None:
+def test_expired_id_waits_for_guarded_write(name: str, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the server's own limit is: the dead holder may have been stopped in a guarded write."""
+    monkeypatch.setattr(semaphore_wait, "ROW_TIMEOUT", 1.0)
     engine = engine_to(name)
     if name != "postgresql15":
         engine = engine_to(name, connect_args={"init_command": f"SET innodb_lock_wait_timeout={PATIENCE}"})
@@ -147,10 +156,9 @@ def test_expired_id_waits_for_guarded_write(name: str, engine_to: MakeEngine) ->
 @pytest.mark.parametrize("known", [True, False], ids=["its id", "no id"])
 @pytest.mark.parametrize("name", SERVERS)
 def test_lost_reply_of_its_own_is_no_other_caller(name: str, known: bool, servers: Servers) -> None:
-    driver = DRIVERS[name]
-    with through_a_proxy(servers, name, driver, **clear(driver)) as (engine, proxy):
+    with cut_off(servers, name) as (engine, proxy):
         room = made(engine, 1)
-        proxy.lose_answer(b"semaphore_acquire" if name == "postgresql15" else b"\x03COMMIT")
+        proxy.lose_answer(GRANTS[name])
         ident = unused("request") if known else None
         with sl.Locks(engine).semaphore(room, ttl=3600, timeout=PATIENCE, external_id=ident) as grant:
             assert (proxy.losses, grant.replayed, held(engine, room)) == (1, False, 1)
@@ -161,9 +169,8 @@ def test_lost_reply_of_its_own_is_no_other_caller(name: str, known: bool, server
 def test_lost_reply_at_the_head_of_the_queue_is_no_other_caller(
     name: str, servers: Servers, engine_to: MakeEngine
 ) -> None:
-    driver = DRIVERS[name]
     direct = sl.Locks(engine_to(name))
-    with through_a_proxy(servers, name, driver, pool_size=3, **clear(driver)) as (engine, proxy):
+    with cut_off(servers, name, pool_size=3) as (engine, proxy):
         room, ident = made(engine, 1), unused("request")
         blocker = direct.acquire({room: 1}, ttl=3600)
         statements: list[str] = []
@@ -177,9 +184,7 @@ def test_lost_reply_at_the_head_of_the_queue_is_no_other_caller(
 
         waiting = later(wait)
         until(lambda: len(statements) > 10)  # it polls, at the head of the queue
-        proxy.lose_answer(
-            b"semaphore_acquire" if name == "postgresql15" else b"\x03COMMIT", lambda: lost_at.append(clock())
-        )
+        proxy.lose_answer(GRANTS[name], lambda: lost_at.append(clock()))
         direct.release(blocker)
         replayed, deadline = waiting.result(PATIENCE)
         assert not replayed
@@ -201,7 +206,7 @@ def test_time_of_a_late_attempt_counts_from_when_it_was_sent(
         granted_at.append(clock())
         return wait_for(waiter, name)
 
-    with through_a_proxy(servers, "postgresql15", "psycopg2", **clear("psycopg2")) as (engine, proxy):
+    with cut_off(servers, "postgresql15") as (engine, proxy):
         room = made(engine, 1)
         blocker = direct.acquire({room: 1}, ttl=3600)
         monkeypatch.setattr(SemaphoreWaiter, "_wait_for", after_late_attempt)
@@ -218,8 +223,7 @@ def test_id_of_a_block_that_raised_is_free_whatever_request_its_exit_lost(
     name: str, executed: bool, servers: Servers
 ) -> None:
     """The second attempt to free it must not spend it, if the first one did nothing."""
-    driver = DRIVERS[name]
-    with through_a_proxy(servers, name, driver, **clear(driver)) as (engine, proxy):
+    with cut_off(servers, name) as (engine, proxy):
         locks, room, lost = sl.Locks(engine), made(engine, 1), list[bytes]()
         for number in itertools.count(1):
             ident = unused("request")

@@ -2,12 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,62 +11,15 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.runtime.renewal import clock
 from tests import servers as real
 from tests.conftest import PLAIN, install
-from tests.facade.test_lease_block import DOCUMENT, document, write
+from tests.facade.test_lease_block import document
 from tests.faults.drivers import sync, through_a_proxy
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import (
-    PATIENCE,
-    connected,
-    installed,
-    until,
-)
+from tests.fixtures.holders import DOCUMENT, Process, hold_lease, write
+from tests.fixtures.parties import PATIENCE, connected, installed, until
 from tests.fixtures.renewal_threads import due, renewers
 from tests.fixtures.semaphores import expire, unused
 
 __all__ = ["document"]
-
-
-class Holder:
-    """The process of ``holder.py``."""
-
-    def __init__(self, url: str, name: str, ttl: float, kind: str = "hold") -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fixtures.lease_holder", url, name, str(ttl), kind],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def __enter__(self) -> Holder:
-        self.first = self.hear()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.communicate()
-
-    def tell(self, word: str) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{word}\n")
-        self._process.stdin.flush()
-
-    def hear(self) -> str:
-        assert self._process.stdout is not None
-        return self._process.stdout.readline().strip()
-
-    def asked(self, word: str) -> str:
-        self.tell(word)
-        return self.hear()
-
-    @contextlib.contextmanager
-    def stopped(self, *, between_looks: bool = False) -> Iterator[None]:
-        """Stop the process; with ``between_looks``, a waiter stops itself between two checks."""
-        self._process.send_signal(signal.SIGUSR1 if between_looks else signal.SIGSTOP)
-        try:
-            until(lambda: os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT | os.WNOHANG))
-            yield
-        finally:
-            self._process.send_signal(signal.SIGCONT)
 
 
 def free(engine: Engine, lease: str) -> None:
@@ -87,7 +34,7 @@ def test_process_stopped_past_ttl_knows_immediately(
 ) -> None:
     engine, lease = engine_to(name), unused("lease")
     document(engine)
-    with Holder(installed(servers, name), lease, 2) as holder:
+    with Process(hold_lease, installed(servers, name), lease, 2) as holder:
         with holder.stopped():
             # it expires by the server's clock, and another client acquires it
             next_one = sl.Locks(engine).acquire({lease: 1}, ttl=3600, timeout=PATIENCE)
@@ -108,7 +55,7 @@ def test_process_stopped_in_its_guarded_write_is_replaced(
 ) -> None:
     engine, lease = engine_to(name), unused("lease")
     document(engine)
-    with Holder(installed(servers, name), lease, 1) as holder:
+    with Process(hold_lease, installed(servers, name), lease, 1) as holder:
         assert holder.asked("write slowly") == "not committed yet"
         with holder.stopped():
             # the server ends its transaction, which locks the row of its request
@@ -124,21 +71,17 @@ def test_process_stopped_within_ttl_still_holds(servers: Any, engine_to: MakeEng
     name = "postgresql15"
     engine, lease = engine_to(name), unused("lease")
     document(engine)
-    with Holder(installed(servers, name), lease, 3600) as holder:
+    with Process(hold_lease, installed(servers, name), lease, 3600) as holder:
         with holder.stopped(), pytest.raises(sl.LockTimeout):
             sl.Locks(engine).acquire({lease: 1}, timeout=0)
-        assert [holder.asked(word) for word in ("lost", "check", "write", "leave")] == [
-            "False",
-            "held",
-            "written",
-            "left",
-        ]
+        answers = [holder.asked(word) for word in ("lost", "check", "write", "leave")]
+        assert answers == ["False", "held", "written", "left"]
     free(engine, lease)
 
 
 def test_fork_is_not_the_holder(servers: Any, engine_to: MakeEngine) -> None:
     engine, lease = engine_to("postgresql15"), unused("lease")
-    with Holder(installed(servers, "postgresql15"), lease, 3600) as holder:
+    with Process(hold_lease, installed(servers, "postgresql15"), lease, 3600) as holder:
         assert holder.asked("fork") == "lost True raised, its own False"
         # it still holds what the fork left
         assert [holder.asked(word) for word in ("lost", "check")] == ["False", "held"]

@@ -61,12 +61,13 @@ def test_locked_row_holds_up_no_other_lease(
 
 @pytest.mark.parametrize("face", ["postgresql15 sync", "postgresql15 async"])
 def test_many_leases_outlive_a_write_that_is_open_for_longer_than_their_ttl(
-    face: str, servers: Any, engine_to: MakeEngine
+    face: str, servers: Any, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than one batch of them."""
+    monkeypatch.setattr(renewal, "BATCH", 50)
     plain = engine_to("postgresql15")
     NOTHING.create(plain, checkfirst=True)
-    many, ttl = renewal.BATCH + 50, 10
+    many, ttl = 130, 6
     room = made(plain, many)
     with locks_of(face, servers) as locks, contextlib.ExitStack() as blocks:
         entered = [locks.semaphore(room, ttl=ttl) for _ in range(many)]
@@ -166,17 +167,18 @@ def test_only_what_is_not_held_is_lost(face: str, servers: Any, engine_to: MakeE
 
 def test_nothing_is_left_when_nothing_is_held(servers: Any) -> None:
     """No thread, no task, no connection of the pool beside the app's."""
-    for face in ("postgresql15 sync", "postgresql15 async"):
+    for face, named in (
+        ("postgresql15 sync", lambda name: {"application_name": name}),
+        ("postgresql15 async", lambda name: {"server_settings": {"application_name": name}}),
+    ):
         name = unused("lease")
-        option = "application_name" if face.endswith("sync") and "async" not in face else "server_settings"
-        arguments: Any = {option: name if option == "application_name" else {"application_name": name}}
         with (
             connected(installed(servers, "postgresql15")) as watcher,
-            locks_of(face, servers, pool_size=1, connect_args=arguments) as locks,
+            locks_of(face, servers, pool_size=1, connect_args=named(name)) as locks,
         ):
-            sessions = text("SELECT count(*) FROM pg_stat_activity WHERE application_name = :name")
 
-            def count(watcher: Engine = watcher, sessions: Any = sessions, name: str = name) -> Any:
+            def count(watcher: Engine = watcher, name: str = name) -> Any:
+                sessions = text("SELECT count(*) FROM pg_stat_activity WHERE application_name = :name")
                 with watcher.connect() as connection:
                     return connection.scalar(sessions, {"name": name})
 

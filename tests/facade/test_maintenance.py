@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.facade import maintenance
+from tests.conformance.faces import ASYNC, opened
 from tests.conftest import PLAIN, Servers, install
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import all_of, async_connected, connected, until
+from tests.fixtures.parties import all_of, connected, until
 from tests.fixtures.semaphores import ENGINES, despite_deadlocks, expire, held, made, place
 
 
@@ -48,14 +48,8 @@ def test_each_task_runs_once_in_a_fleet(engine: Engine) -> None:
         table = place(engine, "permit_request")
         connection.execute(text(f"UPDATE {table} SET updated_at = :then"), {"then": "2020-01-01 00:00:00.000000"})
     due_again(engine)
-    assert locks.maintain(alive=lambda owners: owners).done == {
-        "tasks": 0,
-        "orphans": 0,
-        "requests": 1,
-        "leases": 0,
-        "history": 0,
-        "keys": 0,
-    }
+    expected = {"tasks": 0, "orphans": 0, "requests": 1, "leases": 0, "history": 0, "keys": 0}
+    assert locks.maintain(alive=lambda owners: owners).done == expected
     assert locks.release(old) is sl.Released.UNKNOWN
     due_again(engine)
     report = locks.maintain(alive=lambda owners: [])
@@ -113,17 +107,11 @@ def test_async_maintenance(servers: Servers, engine_to: MakeEngine) -> None:
         expire(connection, sl.Locks(plain).acquire({sem: 1}, ttl=3600))
     due_again(plain)
 
-    async def main() -> None:
-        url = plain.url.set(drivername="postgresql+asyncpg").render_as_string(hide_password=False)
-        async with async_connected(url) as engine:
-            locks = sl.AsyncLocks(engine)
+    async def alive(owners: list[str]) -> list[str]:
+        return owners
 
-            async def alive(owners: list[str]) -> list[str]:
-                return owners
-
-            async with locks.maintenance(alive=alive, every=0.01):
-                while held(plain, sem):
-                    await asyncio.sleep(0.005)
-            assert "orphans" not in (await locks.maintain()).done
-
-    asyncio.run(main())
+    url = plain.url.set(drivername="postgresql+asyncpg").render_as_string(hide_password=False)
+    with opened(ASYNC, url) as (locks, _):
+        with locks.maintenance(alive=alive, every=0.01):
+            until(lambda: not held(plain, sem))
+        assert "orphans" not in locks.maintain().done

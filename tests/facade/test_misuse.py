@@ -20,6 +20,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.testing import Clock
+from tests.faults.drivers import free
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ENGINES, INNODB, PATIENCE, SERVERS, Watch, async_connected, installed, later, unused
 
@@ -53,11 +54,6 @@ def noting(engine_to: MakeEngine) -> Iterator[Callable[..., Engine]]:
 def notes(engine: Engine) -> list[int]:
     with Session(engine) as session:
         return sorted(session.query(Note.id).all())
-
-
-def free(engine: Engine, key: str) -> bool:
-    with engine.connect() as connection, connection.begin():
-        return bool(connection.scalar(sl.lock.try_exclusive(key)))
 
 
 # one block, several users
@@ -123,19 +119,11 @@ class Full(logging.Handler):
         raise OSError("no space is left for logs")
 
 
-@pytest.fixture
-def full() -> Iterator[None]:
-    logger, handler = logging.getLogger("sqlalchemy_locks"), Full()
-    was = logger.level
-    logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG)
-    yield
-    logger.removeHandler(handler)
-    logger.setLevel(was)
-
-
-@pytest.mark.usefixtures("full")
-def test_failing_log_handler_loses_no_lock(engine_to: MakeEngine) -> None:
+def test_failing_log_handler_loses_no_lock(
+    engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "sqlalchemy_locks")
+    monkeypatch.setattr(logging.getLogger("sqlalchemy_locks"), "handlers", [Full()])
     engine, key = engine_to("postgresql15"), unused()
     locks = sl.Locks(engine)
 
@@ -343,6 +331,8 @@ def test_what_is_no_mutex_no_engine_or_no_name_is_refused(engine_to: MakeEngine)
     for wrong in (None, "m", sl.Mutex):
         with pytest.raises(TypeError, match=r"takes a sl\.Mutex, not"):
             locks.mutexes(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes an operation of this library"):
+        locks.run(select(1))  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="Clock takes an Engine"):
         Clock("sqlite://")  # type: ignore[arg-type]
     for named in ({"prefix": None}, {"schema": 1}):
@@ -353,25 +343,25 @@ def test_what_is_no_mutex_no_engine_or_no_name_is_refused(engine_to: MakeEngine)
             sl.metadata(**named)
 
 
-def test_run_takes_operations_only(engine_to: MakeEngine) -> None:
-    with pytest.raises(TypeError, match="takes an operation of this library"):
-        sl.Locks(engine_to("sqlite")).run(select(1))  # type: ignore[arg-type]
-
-
-def test_a_block_that_is_not_entered_is_neither_true_nor_false(servers: Any, engine_to: MakeEngine) -> None:
+def test_a_block_that_is_not_entered_is_neither_true_nor_false_nor_left(servers: Any, engine_to: MakeEngine) -> None:
     """Other libraries' ``if lock.acquire(timeout=0):`` would lock nothing here."""
     locks = sl.Locks(engine_to("sqlite"))
-    blocks: list[Any] = [locks.exclusive("a", timeout=0), locks.lease("a", timeout=0)]
+    unentered = "use it in a with statement, or as a decorator"
+    for block in (locks.exclusive("a", timeout=0), locks.lease("a", timeout=0), locks.semaphore("a")):
+        with pytest.raises(TypeError, match=unentered):
+            bool(block)
+        with pytest.raises(sl.ReentryError, match="not entered"):
+            block.__exit__(None, None, None)
 
     async def main() -> None:
         async with async_connected(installed(servers, "sqlite", "aiosqlite")) as engine:
-            others = sl.AsyncLocks(engine)
-            blocks.extend([others.exclusive("a"), others.lease("a")])
+            for block in (sl.AsyncLocks(engine).lease("a"), sl.AsyncLocks(engine).exclusive("a")):
+                with pytest.raises(TypeError, match=unentered):
+                    bool(block)
+                with pytest.raises(sl.ReentryError, match="not entered"):
+                    await block.__aexit__(None, None, None)
 
     asyncio.run(main())
-    for block in blocks:
-        with pytest.raises(TypeError, match="use it in a with statement, or as a decorator"):
-            bool(block)
     with pytest.raises(TypeError, match=r"not function; a decorator takes it, as in @locks.exclusive\('report'\)"):
         locks.exclusive(lambda: None)  # type: ignore[arg-type]
     with (
@@ -388,27 +378,8 @@ def test_errors_cross_process_borders() -> None:
             assert (str(twin), vars(twin)) == (str(error), vars(error))
 
 
-def test_blocks_are_left_only_when_entered(servers: Any, engine_to: MakeEngine) -> None:
-    locks = sl.Locks(engine_to("sqlite"))
-    for block in (locks.exclusive("a"), locks.lease("a"), locks.semaphore("a")):
-        with pytest.raises(sl.ReentryError, match="not entered"):
-            block.__exit__(None, None, None)
-
-    async def main() -> None:
-        async with async_connected(installed(servers, "sqlite", "aiosqlite")) as engine:
-            for block in (sl.AsyncLocks(engine).lease("a"), sl.AsyncLocks(engine).exclusive("a")):
-                with pytest.raises(sl.ReentryError, match="not entered"):
-                    await block.__aexit__(None, None, None)
-
-    asyncio.run(main())
-
-
 def test_alive_is_a_function(engine_to: MakeEngine) -> None:
     locks: Any = sl.Locks(engine_to("sqlite"))
     for call in (locks.sweep, locks.maintain):
         with pytest.raises(TypeError, match="alive"):
             call(alive=5)
-    with locks.lease(unused()) as grant:
-        with pytest.raises(TypeError, match="those of the given owners"):
-            locks.sweep(alive=lambda owners: [True for _ in owners])
-        grant.check()

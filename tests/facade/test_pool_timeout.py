@@ -39,12 +39,10 @@ def test_pool_timeout_of_blocks_and_calls(name: str, engine_to: MakeEngine) -> N
             with pytest.raises(sl.PoolTimeout, match=WITHIN) as late:
                 block(locks, key).__enter__()
             assert isinstance(late.value.__cause__, exc.TimeoutError)
-        with pytest.raises(sl.PoolTimeout, match=WITHIN):
-            locks.acquire({key: 1}, timeout=0)
-        with pytest.raises(sl.PoolTimeout, match=WITHIN):
-            locks.run(sl.Mutex().acquire(key, nowait=True))
-        with pytest.raises(sl.PoolTimeout, match=WITHIN):
-            locks.mutex.acquire(key)
+        calls = [lambda: locks.acquire({key: 1}, timeout=0), lambda: locks.run(sl.Mutex().acquire(key, nowait=True))]
+        for call in (*calls, lambda: locks.mutex.acquire(key)):
+            with pytest.raises(sl.PoolTimeout, match=WITHIN):
+                call()
         assert out(engine) == 1
     for block in BLOCKS:
         with block(locks, key):

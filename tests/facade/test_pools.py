@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -23,40 +24,34 @@ DRIVERS = {
 }
 
 
-class Alone:
-    """Counts the tasks that are inside at the same time."""
-
-    def __init__(self) -> None:
-        self.inside: Counter[Any] = Counter()
-        self.most, self.pairs = 0, 0
-
-    def enter(self, what: Any) -> None:
-        self.inside[what] += 1
-        self.most = max(self.most, self.inside[what])
-        self.pairs += 1
-
-    def leave(self, what: Any) -> None:
-        self.inside[what] -= 1
+@contextmanager
+def alone(inside: set[str], key: str) -> Iterator[None]:
+    """Fail where another one is inside."""
+    assert key not in inside
+    inside.add(key)
+    yield
+    inside.remove(key)
 
 
 @pytest.mark.parametrize("keys", [1, 10])
 @pytest.mark.parametrize("which", DRIVERS)
 def test_many_blocks_on_a_small_pool(servers: Any, which: str, keys: int) -> None:
     async def main() -> None:
-        names, alone = [unused() for _ in range(keys)], Alone()
+        names, inside, entered = [unused() for _ in range(keys)], set[str](), 0
         async with async_connected(installed(servers, *DRIVERS[which]), **SMALL) as engine:
             locks = sl.AsyncLocks(engine)
 
             async def work(number: int) -> None:
+                nonlocal entered
                 name = names[number % keys]
                 for _ in range(EACH):
                     async with locks.exclusive(name):
-                        alone.enter(name)
-                        await asyncio.sleep(0)
-                        alone.leave(name)
+                        with alone(inside, name):
+                            await asyncio.sleep(0)
+                            entered += 1
 
             await asyncio.gather(*(work(number) for number in range(TASKS)))
-            assert (alone.pairs, alone.most) == (TASKS * EACH, 1)
+            assert entered == TASKS * EACH
             assert engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
     asyncio.run(main())
@@ -65,23 +60,18 @@ def test_many_blocks_on_a_small_pool(servers: Any, which: str, keys: int) -> Non
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
 def test_many_threads_on_a_small_pool(engine_to: MakeEngine, name: str) -> None:
     locks = sl.Locks(engine_to(name, **SMALL))
-    key, mutex, alone = unused(), unused("mutex"), Alone()
+    key, mutex, inside, entered = unused(), unused("mutex"), set[str](), list[int]()
 
-    def turns(number: int) -> Callable[[], None]:
-        def work() -> None:
-            for _ in range(2):
-                with locks.exclusive(key):
-                    alone.enter(key)
-                    alone.leave(key)
-            if name != "sqlite":
-                assert locks.mutex.acquire(f"{mutex} {number}")
-                assert locks.mutex.release(f"{mutex} {number}")
+    def work(number: int) -> None:
+        for _ in range(EACH):
+            with locks.exclusive(key), alone(inside, key):
+                entered.append(number)
+        if name != "sqlite":
+            assert locks.mutex.acquire(f"{mutex} {number}")
+            assert locks.mutex.release(f"{mutex} {number}")
 
-        return work
-
-    all_of(*(turns(number) for number in range(TASKS)))
-    assert alone.most == 1
-    assert alone.pairs == TASKS * 2
+    all_of(*(partial(work, number) for number in range(TASKS)))
+    assert len(entered) == TASKS * EACH
     assert locks._engine.pool.checkedout() == 0  # type: ignore[attr-defined]
 
 

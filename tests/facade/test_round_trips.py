@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -60,8 +61,7 @@ EXPECTED = {
 def test_round_trips_of_a_pair(servers: Any, where: str, pair: Callable[[sl.Locks, str], None], expected: int) -> None:
     name, driver = where.split("/")
     url, used = make_url(installed(servers, name, driver)), unused()
-    wire = Wire(url.host or "", url.port or 0)
-    try:
+    with closing(Wire(url.host or "", url.port or 0)) as wire:
         with connected(url.set(port=wire.port).render_as_string(hide_password=False)) as engine:
             locks = sl.Locks(engine)
             locks.run(sl.semaphore.create(used, 10))
@@ -73,5 +73,3 @@ def test_round_trips_of_a_pair(servers: Any, where: str, pair: Callable[[sl.Lock
                 pair(locks, used)
                 counts.append(wire.round_trips - before)
             assert min(counts) == expected
-    finally:
-        wire.close()

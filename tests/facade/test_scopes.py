@@ -9,10 +9,7 @@ import pytest
 
 import sqlalchemy_locks as sl
 from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, cancelled_at_every_await, installed, unused
-
-
-async def used(locks: sl.AsyncLocks, name: str) -> int:
-    return next(row.used for row in await locks.run(sl.semaphore.usage()) if row.name == name)
+from tests.fixtures.web import used
 
 
 @pytest.mark.parametrize("which", ASYNC)

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from sqlalchemy import NullPool, event, text
+from sqlalchemy import Engine, NullPool, event, text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import installation
@@ -15,8 +15,9 @@ from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.facade import semaphore_wait as waits
 from sqlalchemy_locks.keys import queue_keys
 from sqlalchemy_locks.runtime.local_queue import local_queues
-from tests.facade.test_lease_loss import Holder
 from tests.fixtures.engines import MakeEngine
+from tests.fixtures.holders import Process, hold_lease
+from tests.fixtures.lease_faces import FACES, locks_of
 from tests.fixtures.parties import ASYNC, PATIENCE, async_connected, connected, installed, later, seen, until
 from tests.fixtures.semaphores import ENGINES, EVERYWHERE, SERVERS, held, in_memory, made, place, polled, unused
 
@@ -25,7 +26,7 @@ MOVED = {"sqlite": {"locks_prefix": "o_"}, "mysql": {"locks_prefix": "o_"}, "mar
 HEADED = {
     "postgresql15": "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted AND mode = 'ExclusiveLock'"
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
-    " AND objsubid = 1 AND (CAST(classid AS bigint) << 32) | CAST(objid AS bigint) = :key",
+    " AND objsubid = 1 AND (CAST(classid AS bigint) << 32) | CAST(objid AS bigint) = :key"
 }
 BY_NAME = "SELECT NOT IS_FREE_LOCK(SHA2(CONCAT_WS(':', 'sqlalchemy_locks.queue', DATABASE(), :key), 256))"
 #: without queues of the server, too
@@ -37,6 +38,12 @@ def headed(watcher: Any, name: str, sem: str) -> bool:
     where = "None.lock_semaphore" if name in MOVED else "lock.semaphore"
     key = sl.lock.key("sqlalchemy_locks.semaphore", where, sem)
     return bool(watcher.ask(HEADED.get(name, BY_NAME), key=key))
+
+
+def full(engine: Engine, capacity: int = 1, **options: str) -> tuple[sl.Locks, str, sl.Grant]:
+    """A semaphore of which all is held: its locks, its name and the grant."""
+    locks, sem = sl.Locks(engine, **options), made(engine, capacity)
+    return locks, sem, locks.acquire({sem: capacity}, ttl=3600)
 
 
 def turn(locks: sl.Locks, sem: str) -> int:
@@ -78,10 +85,8 @@ def test_processes_are_served_in_fifo_order(name: str, engine_to: MakeEngine, wa
 def test_threads_are_served_in_fifo_order(name: str, engine_to: MakeEngine) -> None:
     """One that gives up lets the next one continue, wherever it is in the queue."""
     engine = engine_to(name)
-    sem = made(engine, 1)
-    locks = sl.Locks(engine)
-    grant = locks.acquire({sem: 1}, ttl=3600)
-    waiting, impatient = [], []
+    locks, sem, grant = full(engine)
+    waiting = []
     for number in range(5):
         waiting.append(later(turn, locks, sem))
         until(lambda number=number: in_memory(engine, sem) == number + 1)
@@ -128,21 +133,19 @@ def test_waiter_leaves_queue_of_available_semaphore(name: str, engine_to: MakeEn
 def test_wait_ends_when_one_of_its_semaphores_is_deleted(name: str, engine_to: MakeEngine) -> None:
     """Though another one is full."""
     engine, others = engine_to(name), engine_to(name)
-    full, deleted = made(engine, 1), made(engine, 5)
-    locks = sl.Locks(engine)
-    locks.acquire({full: 1}, ttl=3600)
+    (locks, sem, _), deleted = full(engine), made(engine, 5)
     with seen(others) as statements:
-        waiting = later(sl.Locks(others).acquire, {full: 1, deleted: 1}, ttl=3600, timeout=PATIENCE)
+        waiting = later(sl.Locks(others).acquire, {sem: 1, deleted: 1}, ttl=3600, timeout=PATIENCE)
         until(lambda: polled(statements), unless=waiting)
     locks.run(sl.semaphore.delete(deleted))
     with pytest.raises(sl.UnknownSemaphore, match=deleted):
         waiting.result(PATIENCE / 2)
-    assert in_memory(others, full) == 0
+    assert in_memory(others, sem) == 0
 
 
-@pytest.mark.parametrize("place", [None, "postgresql15/asyncpg", "sqlite/aiosqlite"])
+@pytest.mark.parametrize("face", ["postgresql15 sync", "postgresql15 async", "sqlite async"])
 def test_long_waits_are_logged_once(
-    place: str | None,
+    face: str,
     servers: Any,
     engine_to: MakeEngine,
     monkeypatch: pytest.MonkeyPatch,
@@ -151,26 +154,12 @@ def test_long_waits_are_logged_once(
     """Wherever they are: in memory, in the server's queue, or at its head."""
     monkeypatch.setattr(waits, "LONG_WAIT", 0.01)
     caplog.set_level("INFO", "sqlalchemy_locks")
-    name, driver = ASYNC[place] if place else ("postgresql15", "")
-    engine = engine_to(name)
-    sem, holder = made(engine, 1), sl.Locks(engine, owner="the leader")
-    grant = holder.acquire({sem: 1}, ttl=3600)
+    holder, sem, grant = full(engine_to(FACES[face][0]), owner="the leader")
 
     def logged() -> bool:
         return len(caplog.messages) == 3
 
-    async def main() -> None:
-        async with async_connected(installed(servers, name, driver)) as awaited:
-            waiting = [asyncio.ensure_future(sl.AsyncLocks(awaited).acquire({sem: 1}, ttl=3600)) for _ in range(3)]
-            await asyncio.to_thread(until, logged)
-            await asyncio.to_thread(holder.release, grant)  # here it would keep the others from ending their reads
-            for future in asyncio.as_completed(waiting, timeout=PATIENCE):
-                await sl.AsyncLocks(awaited).release(await future)
-
-    if place:
-        asyncio.run(main())
-    else:
-        second, others = sl.Locks(engine), sl.Locks(engine_to(name))
+    with locks_of(face, servers) as second, locks_of(face, servers) as others:
         waiting = [later(enter_and_leave, party, sem, 1, None) for party in (second, second, others)]
         until(logged)
         holder.release(grant)
@@ -202,7 +191,7 @@ def test_replay_does_not_queue(name: str, engine_to: MakeEngine) -> None:
 
 def test_statement_timeout_does_not_end_wait(engine_to: MakeEngine, watch: Any) -> None:
     watcher = watch("postgresql15")
-    holder, head = (sl.Locks(engine_to("postgresql15")) for _ in range(2))
+    (holder, sem, grant), head = full(engine_to("postgresql15")), sl.Locks(engine_to("postgresql15"))
     limited, limits = engine_to("postgresql15"), ["300"]
 
     @event.listens_for(limited, "before_cursor_execute")
@@ -211,8 +200,6 @@ def test_statement_timeout_does_not_end_wait(engine_to: MakeEngine, watch: Any) 
         if "pg_advisory_xact_lock" in statement and limits:
             cursor.execute(f"SET LOCAL statement_timeout = {limits.pop()}")
 
-    sem = made(holder._engine, 1)
-    grant = holder.acquire({sem: 1}, ttl=3600)
     first = later(head.acquire, {sem: 1}, ttl=3600, timeout=PATIENCE)
     until(lambda: headed(watcher, "postgresql15", sem), unless=first)
     with seen(limited) as statements:
@@ -227,7 +214,7 @@ def test_statement_timeout_does_not_end_wait(engine_to: MakeEngine, watch: Any) 
 @pytest.mark.parametrize("name", SERVERS)
 def test_killed_head_queues_again(name: str, engine_to: MakeEngine, watch: Any) -> None:
     watcher = watch(name)
-    holder, waiter = sl.Locks(engine_to(name)), engine_to(name)
+    (holder, sem, grant), waiter = full(engine_to(name)), engine_to(name)
     backends: list[int] = []
 
     @event.listens_for(waiter, "checkout")
@@ -238,8 +225,6 @@ def test_killed_head_queues_again(name: str, engine_to: MakeEngine, watch: Any) 
         cursor.close()
         dbapi_connection.rollback()
 
-    sem = made(holder._engine, 1)
-    grant = holder.acquire({sem: 1}, ttl=3600)
     waiting = later(sl.Locks(waiter).acquire, {sem: 1}, ttl=3600, timeout=PATIENCE)
     until(lambda: headed(watcher, name, sem), unless=waiting)
     watcher.kill(backends[-1])
@@ -253,10 +238,8 @@ def test_killed_head_queues_again(name: str, engine_to: MakeEngine, watch: Any) 
 def test_stopped_head_is_cut_off(name: str, servers: Any, engine_to: MakeEngine, watch: Any) -> None:
     """A silent waiter at the head is disconnected by the server, here after 2 seconds."""
     watcher = watch(name)
-    holder, second = (sl.Locks(engine_to(name)) for _ in range(2))
-    sem = made(holder._engine, 1)
-    grant = holder.acquire({sem: 1}, ttl=3600)
-    with Holder(installed(servers, name), sem, 3600, "wait") as head:
+    (holder, sem, grant), second = full(engine_to(name)), sl.Locks(engine_to(name))
+    with Process(hold_lease, installed(servers, name), sem, 3600, True) as head:
         until(lambda: headed(watcher, name, sem))
         with head.stopped(between_looks=True):
             holder.release(grant)
@@ -273,8 +256,7 @@ def test_cancelled_waiter_leaves_queue(place: str, where: str, servers: Any, wat
 
     async def main() -> None:
         with connected(installed(servers, name), poolclass=NullPool) as plain:
-            holder, sem = sl.Locks(plain), made(plain, 1)
-            grant = holder.acquire({sem: 1}, ttl=3600)
+            holder, sem, grant = full(plain)
             async with (
                 async_connected(installed(servers, name, driver)) as head,
                 async_connected(installed(servers, name, driver)) as other,
@@ -314,11 +296,7 @@ def test_installations_share_no_queue_and_no_block(name: str, engine_to: MakeEng
     queue = local_queues(engine.dialect).ticket(("queue", installation(engine), unit))
     try:
         locks, others = sl.Locks(engine), sl.Locks(moved)
-        with (
-            locks.lease(unit),
-            others.lease(unit, timeout=PATIENCE),
-            pytest.raises(sl.ReentryError, match="already"),
-        ):
+        with locks.lease(unit), others.lease(unit, timeout=PATIENCE), pytest.raises(sl.ReentryError, match="already"):
             others.lease(unit).__enter__()
         assert queue.wait(0)
         assert locks.acquire({unit: 1}, timeout=PATIENCE)
@@ -379,9 +357,7 @@ def enter_and_leave(locks: sl.Locks, sem: str, count: int, timeout: float | None
 def test_request_beyond_capacity_ends_and_delays_no_other(name: str, same: bool, engine_to: MakeEngine) -> None:
     engine = engine_to(name)
     others = engine if same else engine_to(name)
-    sem = made(engine, 3)
-    locks = sl.Locks(engine)
-    grant = locks.acquire({sem: 3}, ttl=3600)
+    locks, sem, grant = full(engine, 3)
     with seen(others) as statements:
         big = later(sl.Locks(others).acquire, {sem: 3}, ttl=3600)
         until(lambda: polled(statements), unless=big)
@@ -400,17 +376,16 @@ def test_row_that_is_locked_is_waited_for_until_the_timeout(
     name: str, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, others = engine_to(name), engine_to(name)
-    sem = made(engine, 1)
-    grant = sl.Locks(engine).acquire({sem: 1}, ttl=3600)
+    locks, sem, grant = full(engine)
     with engine.connect() as keeper, seen(others) as statements:
-        waiting = later(sl.Locks(others).acquire, {sem: 1}, ttl=3600, timeout=3)
+        waiting = later(sl.Locks(others).acquire, {sem: 1}, ttl=3600, timeout=2)
         until(lambda: polled(statements), unless=waiting)
         monkeypatch.setattr(waits, "ROW_TIMEOUT", 600.0)
         keeper.execute(
             text(f"SELECT id FROM {place(engine, 'semaphore')} WHERE name = :name FOR UPDATE"), {"name": sem}
         )
-        sl.Locks(engine).release(grant)
-        with pytest.raises(sl.LockTimeout, match="stayed locked by others within 3 s"):
+        locks.release(grant)
+        with pytest.raises(sl.LockTimeout, match="stayed locked by others within 2 s"):
             waiting.result(PATIENCE)
 
 

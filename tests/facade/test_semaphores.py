@@ -6,12 +6,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
+from sqlalchemy import text
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.runtime.local_queue import LocalQueues, local_queues
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, later, until
-from tests.fixtures.semaphores import BRIEFLY, ENGINES, SERVERS, held, made, unused
+from tests.fixtures.semaphores import BRIEFLY, ENGINES, SERVERS, held, made, place, request_of, unused
 
 
 @pytest.mark.parametrize("name", ENGINES)
@@ -65,7 +66,7 @@ def test_sweep_of_dead_owners(name: str, engine_to: MakeEngine) -> None:
 
     with pytest.raises(RuntimeError, match="orchestrator"):
         locks.sweep(alive=explode)
-    for nonsense in (lambda owners: None, lambda owners: "everybody", lambda owners: True):
+    for nonsense in (lambda owners: None, lambda owners: "everybody", lambda owners: True, lambda owners: [True]):
         with pytest.raises(TypeError, match="alive returns those of the given owners"):
             locks.sweep(alive=nonsense)  # type: ignore[arg-type]
     assert held(engine, sem) == 6
@@ -84,10 +85,6 @@ def test_sweep_of_dead_owners(name: str, engine_to: MakeEngine) -> None:
 @pytest.mark.parametrize("name", ENGINES)
 def test_sweep_finishes_half_a_release(name: str, engine_to: MakeEngine) -> None:
     """The holder freed the permits and died before it ended the request, as a release without a transaction may."""
-    from sqlalchemy import text
-
-    from tests.fixtures.semaphores import place, request_of
-
     engine = engine_to(name)
     sem = made(engine, 1)
     locks = sl.Locks(engine)

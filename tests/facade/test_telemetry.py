@@ -70,14 +70,8 @@ def test_opentelemetry(engine_to: MakeEngine) -> None:
         with tracing.get_tracer("app").start_as_current_span("request"):
             two_blocks_and_a_refusal(locks, key)
         done = spans.get_finished_spans()
-        assert [span.name for span in done] == [
-            "lock wait",
-            "lock wait",
-            "lock hold",
-            "lock wait",
-            "lock hold",
-            "request",
-        ]
+        names = [span.name for span in done]
+        assert names == ["lock wait", "lock wait", "lock hold", "lock wait", "lock hold", "request"]
         request = done[-1]
         mine = [span for span in done[:-1] if span.parent is not None]
         assert len(mine) == 4  # the refused call was in a thread without a span

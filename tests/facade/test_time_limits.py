@@ -66,8 +66,7 @@ def test_wait_goes_on_until_its_own_deadline(
 
 
 @pytest.mark.parametrize(
-    ("case", "limit"),
-    {case: case.partition("/")[0] for case in LIMITS if case != "max_execution_time"}.items(),
+    ("case", "limit"), {case: case.partition("/")[0] for case in LIMITS if case != "max_execution_time"}.items()
 )
 def test_session_gets_an_error_that_names_the_limit(
     servers: Any, engine_to: MakeEngine, watch: Callable[[str], Watch], case: str, limit: str

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import random
@@ -12,7 +11,7 @@ import threading
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from multiprocessing import get_context
@@ -246,12 +245,7 @@ class Arena:
     # faults
 
     def _inject(
-        self,
-        episode: Episode,
-        proxy: Proxy | None,
-        recorder: Recorder,
-        processes: list[Any],
-        over: threading.Event,
+        self, episode: Episode, proxy: Proxy | None, recorder: Recorder, processes: list[Any], over: threading.Event
     ) -> None:
         chance, began = random.Random(episode.seed), time.monotonic()
         for fault in sorted(episode.faults, key=lambda fault: fault.after):
@@ -262,12 +256,7 @@ class Arena:
                 self._injected(fault, proxy, processes, chance, over)
 
     def _injected(
-        self,
-        fault: Fault,
-        proxy: Proxy | None,
-        processes: list[Any],
-        chance: random.Random,
-        over: threading.Event,
+        self, fault: Fault, proxy: Proxy | None, processes: list[Any], chance: random.Random, over: threading.Event
     ) -> None:
         what, server = fault.what, chance.choice(self.nodes) if self.nodes else self.server
         if what == "terminate":
@@ -448,59 +437,6 @@ class Arena:
                 if captured:
                     with recorder.call("the end", "complete", *names) as answer:
                         answer.value = self.locks.run(jobs.complete(captured))
-
-
-def shrink(
-    arena: Arena, outcome: Outcome, *, seconds: float = 60, attempts: int = 5, candidates: int | None = None
-) -> Episode:
-    """Return the smallest episode found that still violates what the given one did.
-
-    :param seconds: how long to look. :param candidates: how many smaller ones to try; all of them by default.
-    :param attempts: how often a smaller one is run before it counts as innocent.
-    """
-    wanted = {violation.checker for violation in outcome.violations}
-    deadline = time.monotonic() + seconds
-
-    def guilty(episode: Episode) -> bool:
-        for _ in range(attempts):
-            if time.monotonic() > deadline:
-                return False
-            if wanted & {violation.checker for violation in arena.run(episode).violations}:
-                return True
-        return False
-
-    smallest, smaller = outcome.episode, True
-    budget = itertools.count() if candidates is None else iter(range(candidates))
-    while smaller and time.monotonic() < deadline:
-        smaller = False
-        for candidate in _smaller(smallest):
-            if next(budget, None) is None:
-                return smallest
-            if guilty(candidate):
-                smallest, smaller = candidate, True
-                break
-    return smallest
-
-
-def _smaller(episode: Episode) -> Iterator[Episode]:
-    """Episodes with less in them, the largest cuts first."""
-    for index in range(len(episode.clients)):
-        if len(episode.clients) > 1:
-            yield dataclasses.replace(episode, clients=_without(episode.clients, index))
-    for index in range(len(episode.faults)):
-        yield dataclasses.replace(episode, faults=_without(episode.faults, index))
-    for index, steps in enumerate(episode.clients):
-        for size in (len(steps) // 2, len(steps) // 4, 1):
-            for at in range(0, len(steps), size) if size else ():
-                rest = steps[:at] + steps[at + size :]
-                if rest:
-                    yield dataclasses.replace(
-                        episode, clients=(*episode.clients[:index], rest, *episode.clients[index + 1 :])
-                    )
-
-
-def _without(values: tuple[Any, ...], index: int) -> tuple[Any, ...]:
-    return values[:index] + values[index + 1 :]
 
 
 def _state(row: Any) -> str:

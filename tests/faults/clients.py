@@ -357,10 +357,7 @@ class Client:
             self._fenced(key, fence)
 
     def _fenced(self, key: str, fence: int) -> None:
-        with (
-            contextlib.suppress(sl.StaleToken),
-            self.recorder.call(self.name, "fenced", key, fence=fence) as answer,
-        ):
+        with contextlib.suppress(sl.StaleToken), self.recorder.call(self.name, "fenced", key, fence=fence) as answer:
             write = update(Document).where(Document.name == key).values(body=answer.call)
             answer.value = self.locks.run(sl.fenced(write, Document.fence, fence))
 
@@ -394,11 +391,6 @@ class Client:
         key = self.named("period", step["key"])
         with self.recorder.call(self.name, "once_per", key) as answer:
             answer.value = self.locks.once_per(key, every=86400 * 365)
-
-    def _listing(self, step: Step) -> None:
-        key = self.named("mutex", step["key"])
-        with self.recorder.call(self.name, "list", key):
-            self.locks.run(sl.Mutex().held())
 
     # permits
 
@@ -511,21 +503,18 @@ class Client:
         )
         for job in captured:
             name = str(job.external_id)
-            hold = self.recorder.hold(self.name, f"job {name}", kind="job", lasting=True)
-            hold.leave()
+            self.recorder.hold(self.name, f"job {name}", kind="job", lasting=True).leave()
+            ends = {"complete": self.jobs.complete, "release": self.jobs.release, "fail": self._failing}
             with self.recorder.call(self.name, step["then"], name) as answer:
-                if step["then"] == "complete":
-                    answer.value = self.locks.run(self.jobs.complete(job))
-                elif step["then"] == "fail":
-                    answer.value = self.locks.run(self.jobs.fail(job, error="on purpose", retry_in=0))
-                else:
-                    answer.value = self.locks.run(self.jobs.release(job))
+                answer.value = self.locks.run(ends[step["then"]](job))
+
+    def _failing(self, job: Any) -> Any:
+        return self.jobs.fail(job, error="on purpose", retry_in=0)
 
     def _task(self, step: Step) -> None:
         capturing = self.tasks.capture(step["count"], queue=self.named("tasks", 0))
         for task in self.face.transact(functools.partial(self._captured, step, capturing, lambda task: task.id)):
-            hold = self.recorder.hold(self.name, f"task {self.prefix}{task.id}", kind="row", lasting=True)
-            hold.leave()
+            self.recorder.hold(self.name, f"task {self.prefix}{task.id}", kind="row", lasting=True).leave()
             with self.recorder.call(self.name, "set_status", task.id) as answer:
                 answer.value = self.locks.run(self.tasks.set_status(task, "done"))
 
@@ -599,22 +588,19 @@ class Client:
         with self.recorder.call(self.name, "worker"):
             worker.run(until_empty=True)
 
-    # upkeep
-
     def _upkeep(self, step: Step) -> None:
-        with self.recorder.call(self.name, step["task"]) as answer:
-            if step["task"] == "vacuum":
-                answer.value = self.locks.run(sl.lock.vacuum())
-            elif step["task"] == "sweep":
-                answer.value = self.locks.sweep(stale_after=86400)
-            elif step["task"] == "maintain":
-                answer.value = bool(self.locks.maintain())
-            else:
-                self.locks.run(sl.semaphore.usage())
-
-    def _holders(self, step: Step) -> None:
-        with self.recorder.call(self.name, "holders"), contextlib.suppress(sl.Unsupported):
-            self.locks.run(sl.lock.holders(self.named("key", step["key"])))
+        """Clean up, or read: what may raise named errors, and nothing else."""
+        run, key = self.locks.run, self.named("key", step["key"])
+        calls: dict[str, Callable[[], Any]] = {
+            "vacuum": lambda: run(sl.lock.vacuum()),
+            "sweep": lambda: self.locks.sweep(stale_after=86400),
+            "maintain": self.locks.maintain,
+            "usage": lambda: run(sl.semaphore.usage()),
+            "held": lambda: run(sl.Mutex().held()),
+            "holders": lambda: run(sl.lock.holders(key)),
+        }
+        with self.recorder.call(self.name, step["task"]), contextlib.suppress(sl.Unsupported):
+            calls[step["task"]]()
 
     @contextlib.contextmanager
     def _own_errors(self) -> Iterator[None]:

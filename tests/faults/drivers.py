@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 
+import sqlalchemy_locks as sl
 from tests.conformance import faces
 from tests.conformance.faces import opened
 from tests.faults.proxy import Proxy, encryption
@@ -32,10 +33,8 @@ ASYNC = [
 sync = pytest.mark.parametrize(("name", "driver"), SYNC, ids=["-".join(pair) for pair in SYNC])
 
 #: every driver, on its façade
-every = pytest.mark.parametrize(
-    ("name", "driver", "face"),
-    [*((*pair, faces.SYNC) for pair in SYNC), *((*pair, faces.ASYNC) for pair in ASYNC)],
-)
+EVERY = [*((*pair, faces.SYNC) for pair in SYNC), *((*pair, faces.ASYNC) for pair in ASYNC)]
+every = pytest.mark.parametrize(("name", "driver", "face"), EVERY)
 
 ONE: dict[str, Any] = {"pool_size": 1, "max_overflow": 0, "pool_timeout": PATIENCE}
 
@@ -57,6 +56,23 @@ def blocking_through_a_proxy(servers: Any, name: str, driver: str, face: str) ->
     """A façade that blocks, its engine with one connection, and the proxy."""
     with Proxy(installed(servers, name, driver)) as proxy, opened(face, proxy.url, **ONE) as (locks, engine):
         yield locks, engine, proxy
+
+
+def free(engine: Engine, key: str) -> bool:
+    """Whether nobody holds a key."""
+    with engine.connect() as connection, connection.begin():
+        return bool(connection.scalar(sl.lock.try_exclusive(key)))
+
+
+@contextlib.contextmanager
+def losing(locks: Any, said: str = "nothing that was done in it after that is committed$") -> Iterator[None]:
+    """What raises ``LockLost``, and tells once that the lock is lost."""
+    events: list[object] = []
+    event.listen(getattr(locks, "_target", locks), "lost", events.append)
+    with pytest.raises(sl.LockLost, match=said) as raised:
+        yield
+    assert type(raised.value) is sl.LockLost
+    assert len(events) == 1
 
 
 def good_as_new(locks: Any, engine: Engine) -> None:

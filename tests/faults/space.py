@@ -1,24 +1,17 @@
 """The space that episodes are drawn from: engine, driver, TLS, isolation, pool, what clients do, which faults come.
 
-An episode is a value: its seed and engine make the same one again, and so does its JSON.
+An episode is a value: its seed and engine make the same one again.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import random
 from dataclasses import dataclass, field
 from typing import Any
 
 #: drivers by engine, as ``(driver, face)``
 DRIVERS: dict[str, list[tuple[str, str]]] = {
-    "postgresql15": [
-        ("psycopg", "Locks"),
-        ("psycopg2", "Locks"),
-        ("psycopg", "AsyncLocks"),
-        ("asyncpg", "AsyncLocks"),
-    ],
+    "postgresql15": [("psycopg", "Locks"), ("psycopg2", "Locks"), ("psycopg", "AsyncLocks"), ("asyncpg", "AsyncLocks")],
     "postgresql18": [("psycopg", "Locks"), ("asyncpg", "AsyncLocks")],
     "yugabytedb": [("psycopg2", "Locks"), ("yugabytedb", "Locks")],
     "mysql": [("pymysql", "Locks"), ("aiomysql", "AsyncLocks"), ("asyncmy", "AsyncLocks")],
@@ -91,19 +84,6 @@ class Episode:
     def steps(self) -> int:
         return sum(map(len, self.clients))
 
-    def to_json(self) -> str:
-        return json.dumps(dataclasses.asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Episode:
-        values = json.loads(text)
-        return cls(
-            values["seed"],
-            Config(**values["config"]),
-            tuple(tuple(steps) for steps in values["clients"]),
-            tuple(Fault(**fault) for fault in values["faults"]),
-        )
-
 
 def draw(seed: int, engine: str, *, own_server: bool = False, processes: bool = False, steps: int = 12) -> Episode:
     """Draw an episode.
@@ -157,7 +137,7 @@ def _config(chance: random.Random, engine: str, processes: bool) -> Config:
 
 def _step(chance: random.Random, config: Config) -> Step:
     kinds = ["block"] * 4 + ["session"] * 3 + ["mutex"] * 3 + ["permits"] * 3 + ["lease"] * 2 + ["put"] * 2
-    kinds += ["work"] * 3 + ["task"] * 2 + ["mapped"] * 2 + ["worker", "period", "upkeep", "holders", "listing"]
+    kinds += ["work"] * 3 + ["task"] * 2 + ["mapped"] * 2 + ["worker", "period"] + ["upkeep"] * 3
     if config.face == "AsyncLocks":
         kinds += ["cancelled"] * 2
     what = chance.choice(kinds)
@@ -202,7 +182,7 @@ def _step(chance: random.Random, config: Config) -> Step:
         step["concurrency"], step["stop_after"] = chance.randint(1, 3), chance.choice([None, None, 1, 3])
         step["batch"], step["prefetch"] = chance.choice([1, 10]), chance.choice([0, 0, 5])
     elif what == "upkeep":
-        step["task"] = chance.choice(["vacuum", "sweep", "maintain", "availability"])
+        step["task"] = chance.choice(["vacuum", "sweep", "maintain", "usage", "held", "holders"])
     elif what == "cancelled":
         step["ticks"] = chance.choice([1, 2, 3, 5, 8, 13, 30, 100])
         step["of"] = chance.choice(["block", "lease", "mutex"])

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from sqlalchemy import NullPool, event, text
 from sqlalchemy.exc import DBAPIError
-from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqlalchemy_locks as sl
 from tests.conformance.faces import ASYNC
-from tests.faults.drivers import blocking_through_a_proxy, clear, every, good_as_new, sync, through_a_proxy
+from tests.faults.drivers import blocking_through_a_proxy, clear, every, good_as_new, through_a_proxy
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, Watch, later, until, unused
 from tests.fixtures.semaphores import held, made
@@ -117,19 +117,6 @@ def test_cut_waiter_waits_again(
             until(lambda: proxy.accepted > before, unless=waiting)
         waiting.result(PATIENCE)
         good_as_new(locks, engine)
-
-
-@sync
-def test_cut_session_of_the_app(servers: Any, engine_to: MakeEngine, name: str, driver: str) -> None:
-    key, other = unused(), engine_to(name, poolclass=NullPool)
-    with through_a_proxy(servers, name, driver) as (engine, proxy):
-        with Session(engine) as session:
-            session.execute(sl.lock.exclusive(key))
-            proxy.cut()
-            take(sl.Locks(other), key)
-            with pytest.raises(DBAPIError):
-                session.execute(sl.lock.exclusive(key))
-        good_as_new(sl.Locks(engine), engine)
 
 
 @every

@@ -57,6 +57,7 @@ def only_the_dead_one(engine: Engine) -> None:
 
 #: how an app may have made its engine, and what it may have it do
 HABITS: dict[str, tuple[dict[str, Any], Callable[[Engine], None]]] = {
+    "": ({}, lambda engine: None),
     "serializable": ({"isolation_level": "SERIALIZABLE"}, lambda engine: None),
     "autocommit": ({"isolation_level": "AUTOCOMMIT"}, lambda engine: None),
     "option": ({"execution_options": {"isolation_level": "SERIALIZABLE"}}, lambda engine: None),
@@ -138,7 +139,7 @@ def way(servers: Any, request: pytest.FixtureRequest) -> Iterator[Way]:
     way_, _, habit = request.param.partition("/")
     name, driver, face = WAYS[way_]
     tls = way_.endswith("-tls")
-    more, accustom = HABITS[habit] if habit else ({}, lambda engine: None)
+    more, accustom = HABITS[habit]
     with ExitStack() as stack:
         other = stack.enter_context(connected(installed(servers, name)))
         Base.metadata.create_all(other)
@@ -512,10 +513,15 @@ def queue_put(way: Way) -> tuple[Act, Judge]:
     return lambda locks: locks.run(queue.put({"n": 1}, queue=name)), judge
 
 
-@case
-def queue_capture(way: Way) -> tuple[Act, Judge]:
+def with_a_job(way: Way) -> str:
     name = unused("queue")
     way.direct.run(queue.put({"n": 1}, queue=name))
+    return name
+
+
+@case
+def queue_capture(way: Way) -> tuple[Act, Judge]:
+    name = with_a_job(way)
 
     def act(locks: Any) -> Any:
         (job,) = locks.run(queue.capture(5, queue=name, host="web-1"))
@@ -530,8 +536,7 @@ def queue_capture(way: Way) -> tuple[Act, Judge]:
 
 @case
 def queue_complete(way: Way) -> tuple[Act, Judge]:
-    name = unused("queue")
-    way.direct.run(queue.put({"n": 1}, queue=name))
+    name = with_a_job(way)
     (job,) = way.direct.run(queue.capture(queue=name, host="web-1"))
 
     def read() -> list[bool]:
@@ -542,8 +547,7 @@ def queue_complete(way: Way) -> tuple[Act, Judge]:
 
 @case
 def queue_requeue(way: Way) -> tuple[Act, Judge]:
-    name = unused("queue")
-    way.direct.run(queue.put({"n": 1}, queue=name))
+    name = with_a_job(way)
     with way.other.begin() as connection:
         silenced(connection, *connection.execute(queue.capture(queue=name)).all())
     requeueing = queue.requeue_stalled(3600, queue=name)
@@ -614,7 +618,7 @@ CELLS = [
     *((each, name, executed) for each in THOROUGH for name in CASES for executed in (False, True)),
     # a driver can't tell whether a request without a reply was executed
     *((each, case.__name__, True) for each in WAYS if each not in THOROUGH for case in BRIEF),
-    *((f"{each}/{habit}", case.__name__, True) for each in HABITUAL for habit in HABITS for case in BRIEFEST),
+    *((f"{each}/{habit}", case.__name__, True) for each in HABITUAL for habit in HABITS if habit for case in BRIEFEST),
 ]
 
 

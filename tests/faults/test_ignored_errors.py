@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, event, text
+from sqlalchemy import Engine, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.conformance.faces import ASYNC, SYNC, Blocking, opened
+from tests.faults.drivers import EVERY, free, losing
 from tests.fixtures.parties import PATIENCE, connected, installed, later, unused
 
-POSTGRESQL = [
-    ("postgresql15", "psycopg", SYNC),
-    ("postgresql15", "psycopg2", SYNC),
-    ("yugabytedb", "yugabytedb", SYNC),
-    ("postgresql15", "psycopg", ASYNC),
-    ("postgresql15", "asyncpg", ASYNC),
-]
-INNODB = [
-    ("mysql", "pymysql", SYNC),
-    ("mariadb", "mariadb+pymysql", SYNC),
-    ("mysql", "aiomysql", ASYNC),
-    ("mysql", "asyncmy", ASYNC),
-]
+INNODB = [each for each in EVERY if each[0] in ("mysql", "mariadb")]
+POSTGRESQL = [each for each in EVERY if each not in INNODB]
 NOTHING = "nothing that was done in it after that is committed$"
 TABLE = "CREATE TABLE passed_over (id INTEGER PRIMARY KEY, note INTEGER)"
 
@@ -61,22 +50,6 @@ def numbers(engine: Engine) -> list[int]:
 def work(session: Any, call: Callable[[Session], object]) -> None:
     """Call a function of a synchronous session with the session of a block."""
     session.run_sync(call) if isinstance(session, Blocking) else call(session)
-
-
-def free(engine: Engine, key: str) -> bool:
-    with engine.connect() as connection, connection.begin():
-        return bool(connection.scalar(sl.lock.try_exclusive(key)))
-
-
-@contextmanager
-def losing(locks: Any, said: str = NOTHING) -> Iterator[None]:
-    """What raises ``LockLost``, and tells once that the lock is lost."""
-    events: list[object] = []
-    event.listen(getattr(locks, "_target", locks), "lost", events.append)
-    with pytest.raises(sl.LockLost, match=said) as raised:
-        yield
-    assert type(raised.value) is sl.LockLost
-    assert len(events) == 1
 
 
 def deadlock(other: Engine, ready: threading.Event) -> None:
@@ -217,7 +190,7 @@ def test_asyncpg_error_before_sending_keeps_the_lock(
 def test_asyncpg_command_timeout_loses_the_lock(servers: Any, rows: Engine, name: str, driver: str, face: str) -> None:
     """In a statement; and in a COMMIT, whose outcome is unknown then."""
     key, slowly = unused(), f"$$ BEGIN PERFORM pg_sleep({PATIENCE}); RETURN NULL; END $$"
-    limit = {"command_timeout": 5}
+    limit = {"command_timeout": 3}
     with opened(face, installed(servers, name, driver), connect_args=limit) as (locks, _):
         with losing(locks, "its connection died"):  # which is how SQLAlchemy takes it
             with locks.exclusive(key) as held:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,32 +14,18 @@ from tests import servers as real
 from tests.conftest import PLAIN, Servers, install
 from tests.faults.drivers import ONE, good_as_new, sync
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import PATIENCE, Watch, backend_statement, connected
-
-HOLDER = """
-import sys
-from sqlalchemy import create_engine
-import sqlalchemy_locks as sl
-
-with sl.Locks(create_engine(sys.argv[1])).exclusive("of a process"):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+from tests.fixtures.holders import Process, hold_key
+from tests.fixtures.parties import PATIENCE, Watch, all_of, backend_statement, connected
 
 
 @pytest.mark.parametrize("name", [*PLAIN])
 def test_killed_process_releases_its_lock(servers: Servers, engine_to: MakeEngine, name: str) -> None:
     locks = sl.Locks(engine_to(name, poolclass=NullPool))
-    command = [sys.executable, "-c", HOLDER, servers.installed(name, PLAIN[name])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as holder:
-        assert holder.stdout is not None
-        try:
-            assert holder.stdout.readline() == "held\n"
-            with pytest.raises(sl.LockTimeout):
-                with locks.exclusive("of a process", timeout=0):
-                    pass
-        finally:
-            holder.kill()
+    with Process(hold_key, servers.installed(name, PLAIN[name]), "of a process") as holder:
+        assert (holder.first, holder.hear()) == ("asks", "holds")
+        with pytest.raises(sl.LockTimeout):
+            with locks.exclusive("of a process", timeout=0):
+                pass
     with locks.exclusive("of a process", timeout=PATIENCE):
         pass
 
@@ -52,8 +36,11 @@ def test_terminated_session_is_a_lost_lock(
     engine_to: MakeEngine, watch: Callable[[str], Watch], name: str, driver: str, checks: bool
 ) -> None:
     engine, watched = engine_to(name, driver, **ONE), watch(name)
+    locks, told = sl.Locks(engine), list[sl.LockEvent]()
+    for what in ("waited", "acquired", "released", "lost", "retried"):
+        event.listen(locks, what, told.append)
     with pytest.raises(sl.LockLost) as raised:
-        with sl.Locks(engine).exclusive("cut") as held:
+        with locks.exclusive("cut") as held:
             watched.kill(held.session.scalar(text(backend_statement(name))))
             with sl.Locks(watched.engine).exclusive("cut", timeout=PATIENCE):  # free for others by now
                 if checks:
@@ -64,7 +51,10 @@ def test_terminated_session_is_a_lost_lock(
     if checks or name in ("mysql", "mariadb"):
         assert type(raised.value) is sl.LockLost
         assert str(raised.value).endswith("nothing that was done in it after that is committed")
-    good_as_new(sl.Locks(engine), engine)
+    if checks:
+        assert [one.event for one in told] == ["waited", "acquired", "lost", "released"]
+        assert all(isinstance(one.error, sl.LockLost) for one in told[2:])
+    good_as_new(locks, engine)
 
 
 LEVEL = {
@@ -129,7 +119,7 @@ def test_settings_of_the_app_are_restored(engine_to: MakeEngine, name: str, driv
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
 def test_block_works_after_a_server_restart(name: str) -> None:
     server: Any = real.start(name)
-    try:
+    with server:
         server.create_database("restarted")
         url = server.url(PLAIN[name], "restarted")
         install(url)
@@ -139,20 +129,14 @@ def test_block_works_after_a_server_restart(name: str) -> None:
                 with locks.exclusive("restart"):
                     server.restart()
             good_as_new(locks, engine)
-            server.restart()
-            good_as_new(locks, engine)
-    finally:
-        server.close()
 
 
 def test_blocks_with_keys_in_another_order_never_deadlock(engine_to: MakeEngine) -> None:
     locks = sl.Locks(engine_to("postgresql15"))
 
-    def work(names: tuple[str, str]) -> int:
+    def work(*names: str) -> None:
         for _ in range(100):
             with locks.exclusive(*names, timeout=PATIENCE):
                 pass
-        return 100
 
-    with ThreadPoolExecutor(4) as threads:
-        assert list(threads.map(work, [("first", "second"), ("second", "first")] * 2)) == [100] * 4
+    all_of(*[partial(work, "first", "second"), partial(work, "second", "first")] * 2)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import logging
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +13,7 @@ import pytest
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.facade.exclusive import ExclusiveBlock
 from tests.conftest import PLAIN, Servers, install
-from tests.faults.arena import Arena, shrink
+from tests.faults.arena import Arena
 from tests.faults.space import DRIVERS, PROCESS, SERIES, Config, Episode, Fault, draw
 from tests.fixtures.parties import PATIENCE
 
@@ -39,15 +37,10 @@ def arena(servers: Servers) -> Iterator[Callable[[str], Arena]]:
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
+def quiet(caplog: pytest.LogCaptureFixture) -> None:
     """What drivers and the pool log about connections that are cut."""
-    loggers = [logging.getLogger(name) for name in ("asyncmy", "asyncio", "sqlalchemy.pool")]
-    before = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.CRITICAL + 1)
-    yield
-    for logger, level in zip(loggers, before, strict=True):
-        logger.setLevel(level)
+    for name in ("asyncmy", "asyncio", "sqlalchemy.pool"):
+        caplog.set_level(logging.CRITICAL + 1, name)
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -56,7 +49,7 @@ def test_promises_hold_under_faults(arena: Callable[[str], Arena], engine: str) 
     place = arena(engine)
     for seed in range(0, EPISODES * SERIES, SERIES):
         outcome = place.run(draw(seed, engine, steps=8))
-        assert not outcome.violations, f"{outcome.violations}\nreplay: {outcome.episode.to_json()}"
+        assert not outcome.violations, f"seed {seed}: {outcome.violations}"
         assert outcome.history.operations >= outcome.episode.steps / 2
 
 
@@ -72,20 +65,18 @@ def test_promises_hold_when_clients_die(arena: Callable[[str], Arena]) -> None:
 
 def test_seed_gives_the_same_episode() -> None:
     first, again = (draw(42, "mysql", own_server=True, processes=True) for _ in range(2))
-    assert first == again == Episode.from_json(first.to_json())
+    assert first == again
     assert draw(43, "mysql") != draw(42, "mysql")
 
 
-def test_planted_bug_is_found_and_shrunk(arena: Callable[[str], Arena], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_planted_bug_is_found(arena: Callable[[str], Arena], monkeypatch: pytest.MonkeyPatch) -> None:
     block = {"what": "block", "keys": [0], "shared": False, "timeout": 5, "body": ["write"], "end": "commit"}
-    listing = {"what": "holders", "key": 0}
     config = Config("postgresql15", "psycopg", "Locks")
-    episode = Episode(1, config, ((listing,), (block,) * 2, (block,) * 2))
+    episode = Episode(1, config, ((block,) * 2, (block,) * 2))
     place = arena("postgresql15")
     assert place.run(episode).violations == []
     both = threading.Barrier(2)
     blocks = import_module("sqlalchemy_locks.facade.exclusive")
-    real = blocks.acquire
 
     def acquire_nothing(key: int, **_: bool) -> Any:
         both.wait(PATIENCE)
@@ -95,9 +86,4 @@ def test_planted_bug_is_found_and_shrunk(arena: Callable[[str], Arena], monkeypa
     monkeypatch.setattr(blocks, "acquire", acquire_nothing)
     # a busy machine may let one block end before the other goes on
     outcomes = (place.run(episode) for _ in range(100))
-    outcome = next(each for each in outcomes if any(found.checker == "exclusion" for found in each.violations))
-    smallest = shrink(place, outcome, seconds=PATIENCE, candidates=1, attempts=100)
-    assert smallest.steps < episode.steps
-    monkeypatch.setattr(blocks, "acquire", real)
-    assert json.loads(dataclasses.replace(smallest).to_json())["seed"] == 1
-    assert place.run(smallest).violations == []
+    assert any(found.checker == "exclusion" for outcome in outcomes for found in outcome.violations)

@@ -1,8 +1,7 @@
 """Run episodes for as long as asked, on engines of one's choice: ``make torture MINUTES=30 ENGINE=mysql``.
 
-Several processes share an engine's run, each with a server of its own. Seeds are printed; ``--seed`` runs one again,
-``--replay`` an episode from a report. The end of a run is a report, as JSON, too. A violation is shrunk to the fewest
-steps that still show it, and ends with exit code 1.
+Several processes share an engine's run, each with a server of its own. Seeds are printed; ``--seed`` with ``--minutes 0``
+runs one again. The end of a run is a report, as JSON, too. A violation ends with exit code 1.
 """
 
 from __future__ import annotations
@@ -26,14 +25,19 @@ from rich.console import Console
 
 from tests import servers
 from tests.conftest import PLAIN, PLAIN_OF_CLUSTERS, SQLITE_DRIVERS, in_memory, install
-from tests.faults.arena import PROCESSES, Arena, Outcome, shrink
-from tests.faults.space import CLUSTERS, DRIVERS, SERIES, Episode, draw
+from tests.faults.arena import PROCESSES, Arena, Outcome
+from tests.faults.space import CLUSTERS, DRIVERS, SERIES, draw
 
 ENGINES = [*DRIVERS, *CLUSTERS]
 #: what the clients' processes are forked with
 PRELOADED = ["tests.faults.arena", "rich.console", "psycopg", "psycopg2", "asyncpg", "pymysql"]
 ROOT = Path(__file__).parents[2]
 COUNTERS = ("faults", "calls", "drivers", "errors")
+REPORT = Path(".venv/torture.json")
+#: how many steps each client takes, about
+STEPS = 60
+#: an engine's run ends after so many violations
+GIVE_UP = 5
 
 
 def arena_of(engine: str, folder: str) -> Arena:
@@ -81,40 +85,32 @@ class Report:
         return {**plain, "seconds": round(self.seconds, 1), **counters}
 
 
-def told(outcome: Outcome, arena: Arena) -> dict[str, Any]:
-    """The figures of an episode; a violation's with the smallest episode that shows it."""
-    calls, config = outcome.history.calls.values(), outcome.episode.config
-    line = {
-        "seed": outcome.episode.seed,
+def told(outcome: Outcome) -> dict[str, Any]:
+    """The figures of an episode."""
+    calls, config, seed = outcome.history.calls.values(), outcome.episode.config, outcome.episode.seed
+    violations = [str(violation) for violation in outcome.violations]
+    return {
+        "seed": seed,
         "operations": outcome.history.operations,
         "faults": outcome.faults,
         "calls": Counter(call.what for call in calls),
         "drivers": {f"{config.driver} {config.face}": 1},
         "errors": Counter(call.error.split(".")[-1] for call in calls if call.error),
-        "violation": None,
+        "violation": {"seed": seed, "violations": violations, "calls": list(map(str, calls))} if violations else None,
     }
-    if outcome.violations:
-        smallest = shrink(arena, outcome)
-        line["violation"] = {
-            "seed": outcome.episode.seed,
-            "violations": [str(violation) for violation in outcome.violations],
-            "calls": [str(call) for call in calls],
-            "steps": outcome.episode.steps,
-            "shrunk_to": smallest.steps,
-            "episode": json.loads(smallest.to_json()),
-        }
-    return line
 
 
-def run_share(engine: str, seconds: float, seed: int, share: int, shares: int, steps: int) -> None:
+def run_share(engine: str, seconds: float, seed: int, share: int, shares: int) -> None:
     """Run every ``shares``-th series of seeds until the time is up, and write the figures of each episode as a line."""
     with tempfile.TemporaryDirectory(prefix="sqlalchemy-locks-torture-", dir=in_memory()) as folder:
         arena = arena_of(engine, folder)
         began = time.monotonic()
         seed += share * SERIES
-        while time.monotonic() - began < seconds:
-            outcome = arena.run(draw(seed, engine, own_server=True, processes=True, steps=steps))
-            print(json.dumps(told(outcome, arena)), flush=True)
+        while True:
+            outcome = arena.run(draw(seed, engine, own_server=True, processes=True, steps=STEPS))
+            print(json.dumps(told(outcome)), flush=True)
+            if time.monotonic() - began > seconds:
+                break
             seed += 1
             if seed % SERIES == 0:
                 seed += (shares - 1) * SERIES
@@ -124,15 +120,13 @@ def run_share(engine: str, seconds: float, seed: int, share: int, shares: int, s
                 server.close()
 
 
-def torture(
-    engine: str, seconds: float, seed: int, console: Console, *, shares: int, steps: int, give_up: int
-) -> Report:
-    """Run episodes on an engine until the time is up, or so many have violated something.
+def torture(engine: str, seconds: float, seed: int, console: Console, shares: int) -> Report:
+    """Run episodes on an engine until the time is up, or several have violated something.
 
     :raises Unavailable: :raises RuntimeError: with what a process has written that failed.
     """
     report = Report(engine)
-    command = [sys.executable, "-m", "tests.faults.torture", "--engine", engine, "--steps", str(steps)]
+    command = [sys.executable, "-m", "tests.faults.torture", "--engine", engine]
     command += ["--minutes", str(seconds / 60), "--seed", str(seed), "--share"]
     processes = [
         subprocess.Popen([*command, f"{share}/{shares}"], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -151,7 +145,7 @@ def torture(
     began, running = time.monotonic(), shares
     try:
         with console.status(engine) as status:
-            while running and len(report.violations) < give_up:
+            while running and len(report.violations) < GIVE_UP:
                 line = lines.get()
                 if line is None:
                     running -= 1
@@ -181,42 +175,29 @@ def main() -> int:
     parser.add_argument(
         "--engine", action="append", choices=ENGINES, help="these only; all but the clusters by default"
     )
-    parser.add_argument("--seed", type=int, help="run this one only, or with --minutes from it on")
+    parser.add_argument("--seed", type=int, help="begin with this one")
     parser.add_argument("--jobs", type=int, default=2 * (os.cpu_count() or 1), help="processes that share a run")
     parser.add_argument("--share", help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=60, help="how many steps each client takes, about")
-    parser.add_argument("--give-up", type=int, default=5, help="end an engine's run after so many violations")
-    parser.add_argument("--replay", type=Path, help="run the episodes of the violations in a report")
-    parser.add_argument("--report", type=Path, default=Path(".venv/torture.json"), help="where the report is written")
     options = parser.parse_args()
     console = Console()
     for noisy in ("asyncmy", "asyncio", "sqlalchemy.pool", "sqlalchemy_locks"):
         logging.getLogger(noisy).setLevel(logging.CRITICAL + 1)
     reports = []
-    if options.replay is not None:
-        return replay(options.replay, console)
     first = int(time.time()) % 10**6 * 1000 if options.seed is None else options.seed
     PROCESSES.set_forkserver_preload(PRELOADED)
     if options.share is not None:
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # its folder is removed
         share, shares = map(int, options.share.split("/"))
         try:
-            run_share(options.engine[0], options.minutes * 60, first, share, shares, options.steps)
+            run_share(options.engine[0], options.minutes * 60, first, share, shares)
         except servers.Unavailable as why:
             print(json.dumps({"unavailable": str(why)}), flush=True)
         return 0
     console.print(f"first seed: {first}", highlight=False)
     for engine in options.engine or DRIVERS:
         try:
-            report = torture(
-                engine,
-                options.minutes * 60,
-                first,
-                console,
-                shares=1 if engine in CLUSTERS else options.jobs,
-                steps=options.steps,
-                give_up=options.give_up,
-            )
+            shares = 1 if engine in CLUSTERS else options.jobs
+            report = torture(engine, options.minutes * 60, first, console, shares)
         except servers.Unavailable as why:
             console.print(f"{engine}: {why}", markup=False)
             continue
@@ -229,35 +210,9 @@ def main() -> int:
             markup=False,
             highlight=False,
         )
-        options.report.write_text(json.dumps(reports, indent=1))
-    console.print(f"report: {options.report}", highlight=False)
+        REPORT.write_text(json.dumps(reports, indent=1))
+    console.print(f"report: {REPORT}", highlight=False)
     return int(any(report["violations"] for report in reports))
-
-
-def replay(path: Path, console: Console) -> int:
-    """Run the episodes of a report's violations again, up to ten times each."""
-    guilty = 0
-    for report in json.loads(path.read_text()):
-        if not report["violations"]:
-            continue
-        with tempfile.TemporaryDirectory(dir=in_memory()) as folder:
-            arena = arena_of(report["engine"], folder)
-            for violation in report["violations"]:
-                episode = Episode.from_json(json.dumps(violation["episode"]))
-                found = next((outcome for _ in range(10) if (outcome := arena.run(episode)).violations), None)
-                guilty += found is not None
-                if found is None:
-                    console.print(f"seed {episode.seed}: ten times without a violation", highlight=False)
-                    continue
-                for call in found.history.calls.values():
-                    console.print(str(call), markup=False, highlight=False)
-                for each in found.violations:
-                    console.print(str(each), markup=False, style="red")
-            arena.close()
-            for server in arena.nodes or [arena.server]:
-                if server is not None:
-                    server.close()
-    return int(guilty > 0)
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ import httpx
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import StreamingResponse
-from sqlalchemy import create_engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations.dashboard.serving import serve
 from sqlalchemy_locks.integrations.fastapi import StarletteLocks, exclusive, semaphore
-from tests.fixtures.parties import EVERYWHERE, PATIENCE, async_connected, installed, until, unused
+from tests.fixtures.parties import PATIENCE, async_connected, connected, installed, until, unused
 from tests.fixtures.web import code
 
 
@@ -48,8 +47,7 @@ def test_disconnected_client_releases_the_lock(servers: Any, which: str) -> None
     async def work() -> int:
         return 1
 
-    plain = create_engine(installed(servers, which, EVERYWHERE[which]))
-    try:
+    with connected(installed(servers, which)) as plain:
         locks = sl.Locks(plain)
         locks.run(sl.semaphore.create(room, 1))
         with serve(app) as address, httpx.Client(base_url=address, timeout=PATIENCE) as client:
@@ -60,5 +58,3 @@ def test_disconnected_client_releases_the_lock(servers: Any, which: str) -> None
             until(lambda: not locks.run(sl.semaphore.holders(room)))
             assert client.post("/work").json() == 1
             del parts
-    finally:
-        plain.dispose()

@@ -13,13 +13,13 @@ from flask import Flask, Response, stream_with_context
 from flask.typing import ResponseReturnValue
 from flask_sqlalchemy import SQLAlchemy
 from flask_sqlalchemy.query import Query
-from sqlalchemy import create_engine, event
+from sqlalchemy import event
 from sqlalchemy.orm import Session, sessionmaker
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations.flask import KEY, FlaskLocks
 from tests.conftest import PLAIN, Servers, install
-from tests.fixtures.parties import PATIENCE, later, until, unused
+from tests.fixtures.parties import PATIENCE, connected, later, until, unused
 
 ENGINES = ["sqlite", "postgresql15"]
 
@@ -39,9 +39,9 @@ class Maker:
         return url
 
     def __call__(
-        self, url: str, locks: FlaskLocks | None = None, **config: Any
-    ) -> tuple[Flask, SQLAlchemy, FlaskLocks]:
-        app, db, locks = Flask("app"), SQLAlchemy(), locks or FlaskLocks()
+        self, url: str, locks: FlaskLocks | None = None, db: Any = None, **config: Any
+    ) -> tuple[Flask, Any, FlaskLocks]:
+        app, db, locks = Flask("app"), db or SQLAlchemy(), locks or FlaskLocks()
         app.config.update(SQLALCHEMY_DATABASE_URI=url, TESTING=True, **config)
         db.init_app(app)
         locks.init_app(app)
@@ -148,8 +148,7 @@ def test_unknown_bind_raises(make: Maker) -> None:
 
 
 def test_engine_without_flask_sqlalchemy(make: Maker, url: str) -> None:
-    engine = create_engine(url)
-    try:
+    with connected(url) as engine:
         for given in (engine, sessionmaker(engine)):
             app, locks = Flask("plain"), FlaskLocks()
             locks.init_app(app, given)
@@ -157,8 +156,6 @@ def test_engine_without_flask_sqlalchemy(make: Maker, url: str) -> None:
                 with locks.exclusive(unused()) as held:
                     assert type(held.session).__mro__[1] is Session
                     assert held.session.connection().engine is engine
-    finally:
-        engine.dispose()
 
 
 def test_missing_engine_raises() -> None:
@@ -181,11 +178,8 @@ def test_extensions_initialise_in_any_order(make: Maker) -> None:
 def test_flask_sqlalchemy_lite(make: Maker) -> None:
     from flask_sqlalchemy_lite import SQLAlchemy as Lite
 
-    app, db, locks = Flask("app"), Lite(), FlaskLocks()
-    app.config["SQLALCHEMY_ENGINES"] = {"default": make.url("sqlite"), "other": make.url("postgresql15")}
-    db.init_app(app)
-    locks.init_app(app)
-    make.disposing(app, db)
+    engines = {"default": make.url("sqlite"), "other": make.url("postgresql15")}
+    app, db, locks = make("", db=Lite(), SQLALCHEMY_ENGINES=engines)
     with app.app_context(), locks.exclusive(unused()) as held:
         assert held.session.connection().engine is db.engine
 
@@ -194,11 +188,8 @@ def test_held_session_has_the_class_of_db_session(make: Maker) -> None:
     class Own(Query[Any]):
         pass
 
-    app, db, locks = Flask("app"), SQLAlchemy(query_class=Own, session_options={"autoflush": False}), FlaskLocks()
-    app.config["SQLALCHEMY_DATABASE_URI"] = make.url("sqlite")
-    db.init_app(app)
-    locks.init_app(app)
-    make.disposing(app, db)
+    own = SQLAlchemy(query_class=Own, session_options={"autoflush": False})
+    app, db, locks = make(make.url("sqlite"), db=own)
     heard: list[object] = []
     event.listen(db.session, "before_commit", heard.append)
     with app.app_context(), locks.exclusive(unused()) as held:
@@ -313,23 +304,23 @@ def test_handler_of_the_app_takes_precedence(kind: type[Exception], first: bool)
     assert app.test_client().get("/").text == "mine"
 
 
-def test_operator_errors_stay_500(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    ("error", "answer"),
+    [
+        (sl.NotInstalled("the reason"), (500, "text/html")),
+        (sl.LockLost("the reason"), (503, "application/problem+json")),
+    ],
+)
+def test_error_of_the_operator_or_a_lost_lock_is_logged(
+    error: sl.LockError, answer: tuple[int, str], caplog: pytest.LogCaptureFixture
+) -> None:
     app = Flask("app")
     FlaskLocks(app)
-    raising(app, sl.NotInstalled("no tables"))
+    raising(app, error)
     answered = app.test_client().get("/")
-    assert (answered.status_code, answered.mimetype) == (500, "text/html")
-    assert "no tables" in caplog.text
-
-
-def test_lost_lock_is_answered_503_and_logged(caplog: pytest.LogCaptureFixture) -> None:
-    app = Flask("app")
-    FlaskLocks(app)
-    raising(app, sl.LockLost("its connection died"))
-    answered = app.test_client().get("/")
-    assert (answered.status_code, answered.mimetype) == (503, "application/problem+json")
-    assert "its connection died" in caplog.text
-    assert "its connection died" not in answered.text
+    assert (answered.status_code, answered.mimetype) == answer
+    assert "the reason" in caplog.text
+    assert "the reason" not in answered.text
 
 
 # maintenance

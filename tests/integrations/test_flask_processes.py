@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import PLAIN, Servers
-from tests.fixtures.parties import PATIENCE
+from tests.examples.served import done
 
 _APP = """
 import json, os, sys, threading
@@ -62,12 +59,7 @@ print(json.dumps({"before": before, "children": answers, "after": told()}))
 
 def ran(script: str, url: str, folder: Path) -> Any:
     (folder / "forking.py").write_text(script)
-    environment = {**os.environ, "URL": url}
-    done = subprocess.run(
-        [sys.executable, "forking.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(done("python forking.py", folder, URL=url))
 
 
 def test_fork_serves_on_its_own_connections(servers: Servers, tmp_path: Path) -> None:

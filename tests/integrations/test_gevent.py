@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import PLAIN, Servers
+from tests.examples.served import done
 from tests.fixtures.parties import PATIENCE
 
 PATCHED = """
@@ -52,22 +50,12 @@ def told(**values):
 def ran(script: str, url: str, folder: Path, *, head: str = PATCHED, **options: Any) -> Any:
     """Run a script in a process patched by gevent, and return what it prints."""
     (folder / "greenlets.py").write_text(head + _BEGIN + script)
-    environment = {**os.environ, "URL": url, "PATIENCE": str(PATIENCE), "OPTIONS": json.dumps(options)}
-    done = subprocess.run(
-        [sys.executable, "greenlets.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    return json.loads(done("python greenlets.py", folder, URL=url, PATIENCE=str(PATIENCE), OPTIONS=json.dumps(options)))
 
 
-DRIVERS = [("postgresql15", "psycopg"), ("mysql", "pymysql"), ("mariadb", "pymysql")]
-
-
-def url_of(servers: Servers, engine: str, driver: str = "") -> str:
-    return servers.installed(engine, driver or PLAIN[engine])
-
-
-@pytest.mark.parametrize(("engine", "driver"), DRIVERS)
+@pytest.mark.parametrize(
+    ("engine", "driver"), [("postgresql15", "psycopg"), ("mysql", "pymysql"), ("mariadb", "pymysql")]
+)
 def test_greenlets_exclude_each_other(engine: str, driver: str, servers: Servers, tmp_path: Path) -> None:
     """Of five, one holds, one waits on a connection, and three in memory: the pool has two connections."""
     script = """
@@ -104,7 +92,7 @@ gevent.joinall([first, *others], timeout=PATIENCE, raise_error=True)
 told(held=held, most=most, done=done)
 """
     # one connection waits for the server, and the holder of the key uses the other
-    told = ran(script, url_of(servers, engine, driver), tmp_path, pool_size=2, max_overflow=0)
+    told = ran(script, servers.installed(engine, driver), tmp_path, pool_size=2, max_overflow=0)
     assert told == {"held": [0], "most": 1, "done": [0, 1, 2, 3, 4]}
 
 
@@ -128,10 +116,8 @@ for name, block in BLOCKS.items():
     found[name] += (tried(block(PATIENCE)),)
 told(**found)
 """
-    told = ran(script, url_of(servers, "postgresql15"), tmp_path, head=head)
-    assert told["exclusive"] == ["ReentryError", "LockTimeout", "entered"]
-    assert told["lease"] == ["ReentryError", "LockTimeout", "entered"]
-    assert told["semaphore"] == ["ReentryError", "LockTimeout", "entered"]
+    told = ran(script, servers.installed("postgresql15", PLAIN["postgresql15"]), tmp_path, head=head)
+    assert told == {key: ["ReentryError", "LockTimeout", "entered"] for key in ("exclusive", "lease", "semaphore")}
 
 
 def test_greenlet_renews_the_lease(servers: Servers, tmp_path: Path) -> None:
@@ -147,4 +133,4 @@ with locks.lease("renewed", ttl=3) as grant:
     grant.check()
     told(lost=bool(grant.lost))
 """
-    assert ran(script, url_of(servers, "postgresql15"), tmp_path) == {"lost": False}
+    assert ran(script, servers.installed("postgresql15", PLAIN["postgresql15"]), tmp_path) == {"lost": False}

@@ -10,15 +10,7 @@ import pytest
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.errors import LockError
-from sqlalchemy_locks.integrations.problem import (
-    KEY_SPENT,
-    LOCKED,
-    LOST,
-    NO_ROOM,
-    problem,
-    problem_of,
-    retry_of,
-)
+from sqlalchemy_locks.integrations.problem import KEY_SPENT, LOCKED, LOST, NO_ROOM, problem, problem_of, retry_of
 
 ANSWERS: list[tuple[LockError, int, str, str | None]] = [
     (sl.LockTimeout("'a' was not free"), 423, "locked", "1"),

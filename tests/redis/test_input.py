@@ -134,17 +134,12 @@ def test_invalid_clients(kind: Any) -> None:
             kind(client.pipeline())
 
 
-def test_prefixes(client: Any) -> None:
-    for wrong in ("a{b", "}"):
-        with pytest.raises(ValueError, match="braces"):
-            Mutex(client, prefix=wrong)
-
-
 def test_two_prefixes_share_no_key(client: Any) -> None:
     """The queue "eu:mail" of one app would be the queue "mail" of the other."""
     assert Mutex(client, prefix="shop")._keys("eu:mail")[0] == b"{shop:eu:mail}:mutex"
-    with pytest.raises(ValueError, match="no colon"):
-        Mutex(client, prefix="shop:eu")
+    for wrong, why in (("shop:eu", "no colon"), ("a{b", "braces"), ("}", "braces")):
+        with pytest.raises(ValueError, match=why):
+            Mutex(client, prefix=wrong)
 
 
 def test_patterns_for_sql_only_name_the_alternative() -> None:

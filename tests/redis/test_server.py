@@ -156,13 +156,10 @@ def test_replica_is_refused(make: Make, own: real.Redis, server: real.Redis) -> 
             party(mutex.acquire("a"))
 
 
-def test_required_permissions(make: Make, server: real.Redis, plain: redis.Redis, queue: str) -> None:
-    """The permissions listed in docs/redis.md are enough."""
-    rights = "+@read +@write +evalsha +eval +time ~{sqlalchemy_locks:* resetchannels"
-    plain.execute_command("ACL SETUSER", "app", "reset", "on", ">secret", "+@connection", *rights.split())
-    plain.script_flush()
-    party = make(server.port, username="app", password="secret")
-    mutex, timeout, tasks = Mutex(party.client), Timeout(party.client, every=3600), StateTransition(party.client)
+def use_all(party: Callable[[Any], Any], client: Any, queue: str) -> None:
+    """Every method, in a new queue."""
+    mutex, tasks = Mutex(client), StateTransition(client)
+    timeout = Timeout(client, every=3600, windowed=True)
     assert party(mutex.create("a", queue=queue, retries=3)) == 1
     assert party(mutex.acquire("a", queue=queue)) is True
     assert party(mutex.release("a", queue=queue)) is True
@@ -170,9 +167,18 @@ def test_required_permissions(make: Make, server: real.Redis, plain: redis.Redis
     assert party(timeout.create("a", queue=queue)) == 1
     assert party(timeout.acquire("a", queue=queue)) is True
     assert party(tasks.create("a", queue=queue, timeout=3600)) == 1
-    assert len(party(tasks.capture(3, queue=queue))) == 1
+    assert [task.id for task in party(tasks.capture(3, queue=queue))] == ["a"]
     assert party(tasks.expire(queue=queue)) == 0
     assert party(tasks.set_status("a", "done", queue=queue)) is True
+
+
+def test_required_permissions(make: Make, server: real.Redis, plain: redis.Redis, queue: str) -> None:
+    """The permissions listed in docs/redis.md are enough."""
+    rights = "+@read +@write +evalsha +eval +time ~{sqlalchemy_locks:* resetchannels"
+    plain.execute_command("ACL SETUSER", "app", "reset", "on", ">secret", "+@connection", *rights.split())
+    plain.script_flush()
+    party = make(server.port, username="app", password="secret")
+    use_all(party, party.client, queue)
 
 
 @pytest.fixture(scope="module")
@@ -188,16 +194,9 @@ def test_cluster(cluster: real.Redis, queue: str) -> None:
         administrator.flushall()
         administrator.script_flush()
         client = redis.RedisCluster(host=cluster.host, port=cluster.port)
-        mutex, tasks = Mutex(client), StateTransition(client)
-        timeout = Timeout(client, every=60, windowed=True)
-        assert mutex.create("a", "b", queue=queue, retries=3) == 2
-        assert mutex.acquire("a", queue=queue) is True
-        assert timeout.create("a", queue=queue) == 1
-        assert timeout.acquire("a", queue=queue) is True
-        assert tasks.create("a", queue=queue, timeout=60) == 1
-        assert [task.id for task in tasks.capture(3, queue=queue)] == ["a"]
+        use_all(lambda answer: answer, client, queue)
         assert asyncio.run(acquired_again(cluster, queue)) is False
-        assert mutex.release("a", queue=queue) is True
+        assert Mutex(client).release("a", queue=queue) is True
         keys = administrator.keys("*")
         assert len(keys) >= 8
         assert len({administrator.execute_command("CLUSTER KEYSLOT", key) for key in keys}) == 1

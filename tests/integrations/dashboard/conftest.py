@@ -54,20 +54,21 @@ class Door:
         self.locks = sl.Locks(create_engine(url))
         self._prefix = prefix
         self._loop = asyncio.new_event_loop()
-        self._engine: Any = None
         self._opened = ExitStack()
         self._client: Any
         if door == "wsgi":
             self._opened.enter_context(bridges_that_end())
             transport = httpx.WSGITransport(app=dashboard.wsgi(self.locks, **options))
-            self._client = httpx.Client(transport=transport, base_url=ORIGIN)
+            self._client = self._opened.enter_context(httpx.Client(transport=transport, base_url=ORIGIN))
             return
         locks: Any = self.locks
         if door == "asgi":
-            self._engine = create_async_engine(async_url)
-            locks = sl.AsyncLocks(self._engine)
+            engine = create_async_engine(async_url)
+            self._opened.callback(lambda: self._loop.run_until_complete(engine.dispose()))
+            locks = sl.AsyncLocks(engine)
         transport = httpx.ASGITransport(app=dashboard.asgi(locks, **options))
         self._client = httpx.AsyncClient(transport=transport, base_url=ORIGIN)
+        self._opened.callback(lambda: self._loop.run_until_complete(self._client.aclose()))
 
     def ask(self, method: str, path: str, **given: Any) -> httpx.Response:
         answer = self._client.request(method, path, **given)
@@ -96,16 +97,10 @@ class Door:
         self._client.cookies.clear()
 
     def close(self) -> None:
-        if isinstance(self._client, httpx.AsyncClient):
-            self._loop.run_until_complete(self._client.aclose())
-        else:
-            self._client.close()
-        if self._engine is not None:
-            self._loop.run_until_complete(self._engine.dispose())
+        self._opened.close()
         self.locks._engine.dispose()
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
-        self._opened.close()
 
 
 MakeDoor = Callable[..., Door]

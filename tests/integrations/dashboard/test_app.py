@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +23,8 @@ from werkzeug.test import Client
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations import dashboard
 from sqlalchemy_locks.integrations.dashboard.views import LONGEST_BODY
-from tests.fixtures.parties import PATIENCE
+from tests.examples.served import running
+from tests.fixtures.parties import PATIENCE, async_connected
 from tests.integrations.dashboard.conftest import ORIGIN, MakeDoor, bridges_that_end
 
 Databases = Callable[[str], tuple[str, str]]
@@ -69,12 +66,7 @@ def test_static_files_are_served(door: str, door_to: MakeDoor) -> None:
 
 def test_unknown_paths_and_methods_are_refused(door: str, door_to: MakeDoor) -> None:
     page = door_to(door=door)
-    for path in (
-        "/nothing",
-        "/page.css",
-        "/static/%2e%2e/app.py",
-        "/static//etc/passwd",
-    ):
+    for path in ("/nothing", "/page.css", "/static/%2e%2e/app.py", "/static//etc/passwd"):
         assert page.get(path).status_code == 404, path
     for action in ("release", "requeue", "revive", "pause", "resume", "resize"):
         assert page.get(f"/{action}").status_code == 404
@@ -143,16 +135,10 @@ def test_answers_after_a_fork(databases: Databases, tmp_path: Path) -> None:
     """A thread that the parent has started doesn't exist in its workers."""
     (tmp_path / "preloaded.py").write_text(PRELOADED.format(url=databases("sqlite")[0]))
     options = "--preload --workers 2 --timeout 3600 --bind 127.0.0.1:0 --no-control-socket"
-    command = [sys.executable, "-m", "gunicorn", *options.split(), "preloaded:app"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True, env={**os.environ})
-    try:
-        assert process.stderr is not None
-        address = next(found[0] for line in process.stderr if (found := re.search(r"http://[0-9.:]+", line)))
+    with running(f"gunicorn {options} preloaded:app", tmp_path) as server:
+        address = server.address()
         for _ in range(6):
-            assert "Semaphores" in httpx.get(f"{address}/locks/", timeout=PATIENCE).text
-    finally:
-        process.terminate()
-        process.communicate(timeout=PATIENCE)
+            assert "Engine and schema" in httpx.get(f"{address}/locks/", timeout=PATIENCE).text
 
 
 def asgi_apps(locks: Any) -> dict[str, tuple[Any, str, str]]:
@@ -170,21 +156,18 @@ def asgi_apps(locks: Any) -> dict[str, tuple[Any, str, str]]:
 
 def test_mounted_in_asgi_apps(databases: Databases) -> None:
     async def ask() -> None:
-        engine = create_async_engine(databases("sqlite")[1], poolclass=NullPool)
-        try:
+        async with async_connected(databases("sqlite")[1]) as engine:
             for way, (app, at, cut) in asgi_apps(sl.AsyncLocks(engine)).items():
                 transport = httpx.ASGITransport(app=app, root_path=cut)
                 async with httpx.AsyncClient(transport=transport, base_url="http://app") as client:
                     answer = await client.get(f"{at}/")
                     assert answer.status_code == 200, way
-                    assert "Semaphores" in answer.text
+                    assert "Engine and schema" in answer.text
                     assert (await client.get(f"{at}/static/page.js")).status_code == 200, way
                     if at:
                         answer = await client.get(at)
                         assert answer.status_code in (307, 308), way
                         assert answer.headers["location"].endswith(f"{at}/")
-        finally:
-            await engine.dispose()
 
     asyncio.run(ask())
 
@@ -238,5 +221,5 @@ def test_other_hosts_are_refused(door: str, door_to: MakeDoor) -> None:
         for path in ("/", "/live", "/static/page.css"):
             answer = page.get(path, headers={"Host": host})
             assert answer.status_code == 400
-            assert "Semaphores" not in answer.text
+            assert "Engine and schema" not in answer.text
     assert door_to(door=door).get(headers={"Host": "any.example.org"}).status_code == 200

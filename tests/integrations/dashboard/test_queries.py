@@ -117,14 +117,8 @@ def test_mutexes_timeouts_maintenance_changes(engine: Engine) -> None:
         ("search-index", "shop", "worker-1"),
     ]
     assert [row["id"] for row in look.periods.rows] == ["daily-report", "exchange-rates", "heartbeat"]
-    assert [row["name"] for row in look.maintenance.rows] == [
-        "tasks",
-        "orphans",
-        "requests",
-        "leases",
-        "history",
-        "keys",
-    ]
+    names = [row["name"] for row in look.maintenance.rows]
+    assert names == ["tasks", "orphans", "requests", "leases", "history", "keys"]
     assert all(row["due"] is not None for row in look.maintenance.rows)
     changes = [(row["name"], row["old_capacity"], row["new_capacity"], row["changed_by"]) for row in look.changes.rows]
     assert changes[:2] == [("api-calls", 50, 40, "bob@example.org"), ("api-calls", 40, 50, "alice@example.org")]
@@ -181,13 +175,7 @@ def test_every_part_is_on_the_page(kind: str, door: str, door_to: MakeDoor, sema
     text = page.text()
     assert re.search(r'role="meter"[^>]*aria-valuemax="7"[^>]*aria-valuenow="2"', text)
     assert name in text
-    for heading in (
-        "Semaphores",
-        "Holders by age",
-        "Sweeps and clean-ups",
-        "Recent actions",
-        "Engine and schema",
-    ):
+    for heading in ("Semaphores", "Holders by age", "Sweeps and clean-ups", "Recent actions", "Engine and schema"):
         assert f">{heading}</h2>" in text
     # what there is none of is in one line
     for heading, one in (("Dead jobs", "dead jobs"), ("Leases held", "leases held"), ("Mutexes held", "mutexes held")):

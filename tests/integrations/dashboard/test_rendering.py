@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import closing
 from html.parser import HTMLParser
 from typing import Any
 
@@ -65,8 +66,7 @@ def parsed(page: str) -> Tags:
 def test_hostile_names_are_escaped(engine: str, servers: Servers) -> None:
     url = servers.fresh(engine, PLAIN[engine])
     install(url)
-    page = Door("thread", url, "", authorize=lambda request: HOSTILE[0], secret="s", title=HOSTILE[0])
-    try:
+    with closing(Door("thread", url, "", authorize=lambda request: HOSTILE[0], secret="s", title=HOSTILE[0])) as page:
         plain = parsed(page.text())
         for name in HOSTILE:
             page.locks.run(sl.semaphore.create(name, 2, by=name))
@@ -97,20 +97,15 @@ def test_hostile_names_are_escaped(engine: str, servers: Servers) -> None:
             followed = parsed(page.text(f"/{answer.headers['location'][2:]}"))
             assert any("has a capacity of 5 now" in word for word in followed.words)
             assert followed.names.isdisjoint({"img", "style"})
-    finally:
-        page.close()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_page_without_installation(engine: str, servers: Servers) -> None:
-    page = Door("thread", servers.fresh(engine, PLAIN[engine]), "")
-    try:
+    with closing(Door("thread", servers.fresh(engine, PLAIN[engine]), "")) as page:
         text = page.text()
         assert text.count("not in this database") >= 5
         assert "nothing is installed here" in text
         assert ">Queues</h2>" in text
-    finally:
-        page.close()
 
 
 def test_part_without_privilege(servers: Servers, door_to: MakeDoor, semaphore: Callable[..., str]) -> None:
@@ -144,11 +139,8 @@ def test_password_is_never_shown(door_to: MakeDoor) -> None:
     password = str(page.locks._engine.url.password)
     url = page.locks._engine.url.set(password="s3cr3t-of-the-page", query={"options": "-c search_path=sss"})
     assert password
-    refused = Door("thread", url.render_as_string(hide_password=False), "")
-    try:
+    with closing(Door("thread", url.render_as_string(hide_password=False), "")) as refused:
         answer = refused.get()
-    finally:
-        refused.close()
     assert "s3cr3t-of-the-page" not in answer.text
     assert "search_path" not in answer.text
 
@@ -161,16 +153,12 @@ def test_page_in_another_schema_or_prefix(servers: Servers) -> None:
     ):
         url = servers.fresh(engine, PLAIN[engine])
         install(url, schema="others", prefix="others_")
-        page = Door("thread", url, "")
-        try:
-            placed = sl.Locks(create_engine(url, poolclass=NullPool, execution_options=options))
-            placed.run(sl.semaphore.create("placed", 1))
-            look = queries.read_all(placed)
-            assert [row["name"] for row in look.semaphores.rows] == ["placed"]
-            assert look.lately.error is None
-            assert {each.level for each in queries.facts(placed).rows} <= {"ok", "warning"}
-        finally:
-            page.close()
+        placed = sl.Locks(create_engine(url, poolclass=NullPool, execution_options=options))
+        placed.run(sl.semaphore.create("placed", 1))
+        look = queries.read_all(placed)
+        assert [row["name"] for row in look.semaphores.rows] == ["placed"]
+        assert look.lately.error is None
+        assert {each.level for each in queries.facts(placed).rows} <= {"ok", "warning"}
 
 
 @pytest.mark.parametrize("name", ["none", "x" * 300, "a\0b", "a ", "\u202e", "<b>"])
@@ -204,8 +192,5 @@ def test_overdue_maintenance_is_shown(servers: Servers) -> None:
         assert not any(row["late"] for row in queries.read_all(locks).maintenance.rows)
         with engine.begin() as connection:
             connection.execute(table.update().values(ts=0))
-        page = Door("thread", url, "")
-        try:
+        with closing(Door("thread", url, "")) as page:
             assert "They are not being run" in page.text()
-        finally:
-            page.close()
