@@ -16,7 +16,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 import sqlalchemy_locks as sl
 from tests.conftest import install
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import connected, seen, unused
 
 
@@ -181,9 +180,8 @@ def test_a_listener_may_execute_it_again_after_an_error(two: tuple[Engine, Engin
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
-def test_the_session_of_a_block_joins_the_locks_transaction(engine_to: MakeEngine, name: str) -> None:
+def test_the_session_of_a_block_joins_the_locks_transaction(engine: Engine) -> None:
     """However the session class routes: ``held.session`` works in the lock's own transaction."""
-    engine = engine_to(name)
     maker = sessionmaker(engine, class_=routing(engine, engine))
     key = unused()
     with sl.Locks(maker).exclusive(key) as held:

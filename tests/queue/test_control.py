@@ -65,11 +65,10 @@ def test_cancel_ends_a_waiting_job(engine: Engine) -> None:
     assert captured(engine) == []
 
 
-@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+@pytest.mark.parametrize("engine", WITH_ROW_LOCKS, indirect=True)
 @pytest.mark.parametrize("commits", [True, False])
-def test_cancel_waits_for_a_capture(engine_to: MakeEngine, name: str, commits: bool) -> None:
+def test_cancel_waits_for_a_capture(engine: Engine, commits: bool) -> None:
     """A job is run or cancelled, and never both."""
-    engine = engine_to(name)
     (id,) = put(engine, 1)
     told: list[Any] = []
     with engine.connect() as capturing:
@@ -85,9 +84,8 @@ def test_cancel_waits_for_a_capture(engine_to: MakeEngine, name: str, commits: b
 
 
 @pytest.mark.timeout(30)
-@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_a_wait_for_the_locked_row_of_a_job_is_limited(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+@pytest.mark.parametrize("engine", WITH_ROW_LOCKS, indirect=True)
+def test_a_wait_for_the_locked_row_of_a_job_is_limited(engine: Engine) -> None:
     put(engine, 1)
     with engine.begin() as connection:
         (job,) = connection.execute(queue.capture()).all()
@@ -188,10 +186,9 @@ def test_concurrent_puts_of_a_key_make_one_job(engine_to: MakeEngine) -> None:
         assert captured(engine) == [1, 2]
 
 
-@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_a_job_with_the_key_begins_after_the_commit(engine_to: MakeEngine, name: str) -> None:
+@pytest.mark.parametrize("engine", WITH_ROW_LOCKS, indirect=True)
+def test_a_job_with_the_key_begins_after_the_commit(engine: Engine) -> None:
     """Otherwise its handler could read the state before the change that the second put reports."""
-    engine = engine_to(name)
     (first,) = put(engine, 1, unique="a")
     with engine.connect() as putting:
         assert putting.scalar(queue.put(2, unique="a")) == first
@@ -200,11 +197,10 @@ def test_a_job_with_the_key_begins_after_the_commit(engine_to: MakeEngine, name:
     assert captured(engine) == [1]
 
 
-@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
+@pytest.mark.parametrize("engine", WITH_ROW_LOCKS, indirect=True)
 @pytest.mark.parametrize("commits", [True, False])
-def test_a_put_waits_for_a_capture_of_its_key(engine_to: MakeEngine, name: str, commits: bool) -> None:
+def test_a_put_waits_for_a_capture_of_its_key(engine: Engine, commits: bool) -> None:
     """A job that may have begun doesn't replace a new one."""
-    engine = engine_to(name)
     (first,) = put(engine, 1, unique="a")
     ids: list[Any] = []
     with engine.connect() as capturing:
@@ -219,9 +215,8 @@ def test_a_put_waits_for_a_capture_of_its_key(engine_to: MakeEngine, name: str, 
     assert captured(engine) == [2 if commits else 1]
 
 
-@pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_a_put_waits_for_no_job_with_another_key(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+@pytest.mark.parametrize("engine", WITH_ROW_LOCKS, indirect=True)
+def test_a_put_waits_for_no_job_with_another_key(engine: Engine) -> None:
     put(engine, *range(3), unique=["a", "b", "c"])
     with engine.connect() as capturing:
         assert len(capturing.execute(queue.capture(2)).all()) == 2

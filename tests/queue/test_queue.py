@@ -300,10 +300,9 @@ def test_fail_without_retry_is_dead_immediately(engine: Engine) -> None:
     assert row(engine, job).failed_at is not None
 
 
-@pytest.mark.parametrize("name", ["mysql", "mariadb", "postgresql15"])
+@pytest.mark.parametrize("engine", ["mysql", "mariadb", "postgresql15"], indirect=True)
 @pytest.mark.parametrize("letter", ["\udc80", "\0", "\U0001f512"], ids=ascii)
-def test_errors_are_cut_after_they_are_escaped(engine_to: MakeEngine, name: str, letter: str) -> None:
-    engine = engine_to(name)
+def test_errors_are_cut_after_they_are_escaped(engine: Engine, letter: str) -> None:
     put(engine, 1, max_attempts=1)
     with engine.begin() as connection:
         jobs = connection.execute(queue.capture()).all()
@@ -547,9 +546,9 @@ def test_numbers_that_only_a_serializer_of_the_apps_can_write(engine_to: MakeEng
         put(engine, number)
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
-def test_what_put_accepts_is_returned_unchanged(engine_to: MakeEngine, name: str) -> None:
-    engine, chance = engine_to(name), random.Random(1)
+@pytest.mark.parametrize("engine", ["postgresql15", "mysql", "mariadb", "sqlite"], indirect=True)
+def test_what_put_accepts_is_returned_unchanged(engine: Engine) -> None:
+    chance = random.Random(1)
     floats = [chance.uniform(-1, 1) * 10.0 ** chance.randint(-300, 300) for _ in range(300)]
     payloads = [
         [2**63 - 1, -(2**63), 0.1 + 0.2, 5e-324, 1.7976931348623157e308, 1e16, 1e23, 1e-7, *floats],

@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, column, table, text, update
+from sqlalchemy import Connection, Engine, column, table, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 import sqlalchemy_locks as sl
@@ -21,6 +21,11 @@ LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 #: the level that the session reports, and the actual one of its next transaction
 HIDDEN = [("READ COMMITTED", "REPEATABLE READ"), ("REPEATABLE READ", "READ COMMITTED")]
 PLACES = [*SERVERS, "yugabytedb"]
+
+
+@pytest.fixture
+def engine(engine_to: MakeEngine, name: str, level: str) -> Engine:
+    return engine_to(name, isolation_level=level)
 
 
 def look(connection: Connection) -> None:
@@ -43,8 +48,7 @@ def outcome(connection: Connection, operation: Any) -> str:
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_grant_after_snapshot_is_counted(name: str, level: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name, isolation_level=level)
+def test_grant_after_snapshot_is_counted(level: str, engine: Engine) -> None:
     sem = made(engine, 1)
     with engine.connect() as a, engine.connect() as b:
         look(a)
@@ -56,10 +60,8 @@ def test_grant_after_snapshot_is_counted(name: str, level: str, engine_to: MakeE
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_release_after_snapshot(name: str, level: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name, isolation_level=level)
+def test_release_after_snapshot(locks: sl.Locks, engine: Engine) -> None:
     sem, other = made(engine, 1), made(engine, 1)
-    locks = sl.Locks(engine)
     grant = locks.acquire({sem: 1})
     with engine.connect() as a:
         look(a)
@@ -71,11 +73,9 @@ def test_release_after_snapshot(name: str, level: str, engine_to: MakeEngine) ->
 @pytest.mark.parametrize("since", ["a grant", "a renewal"])
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_expiry_after_snapshot(name: str, level: str, since: str, engine_to: MakeEngine) -> None:
+def test_expiry_after_snapshot(locks: sl.Locks, level: str, since: str, engine: Engine) -> None:
     """Granted or renewed since the snapshot, and expired again: it blocks no other request."""
-    engine = engine_to(name, isolation_level=level)
     sem, full = made(engine, 2), made(engine, 1)
-    locks = sl.Locks(engine)
     living = [locks.acquire({sem: 1}, ttl=3600), locks.acquire({full: 1})]
     dead = locks.acquire({sem: 1}, ttl=3600) if since == "a renewal" else None
     with engine.connect() as a:
@@ -99,12 +99,10 @@ def test_expiry_after_snapshot(name: str, level: str, since: str, engine_to: Mak
 @pytest.mark.parametrize("what", ["denied", "not deleted"])
 @pytest.mark.parametrize("level", LEVELS[:2])
 @pytest.mark.parametrize("name", SERVERS)
-def test_denial_delays_no_release_or_renewal(name: str, level: str, what: str, engine_to: MakeEngine) -> None:
+def test_denial_delays_no_release_or_renewal(locks: sl.Locks, name: str, level: str, what: str, engine: Engine) -> None:
     """It keeps neither holders from renewing and releasing, nor others from semaphores with neighbouring ids."""
-    engine = engine_to(name, isolation_level=level)
     sem, ident = made(engine, 2), f"{unused('job')} m"
     others = [made(engine, 2) for _ in range(2)]
-    locks = sl.Locks(engine)
     before = locks.acquire({sem: 1}, ttl=3600)
     with engine.connect() as a:
         if level == "REPEATABLE READ" and name != "postgresql15":
@@ -127,10 +125,8 @@ def test_denial_delays_no_release_or_renewal(name: str, level: str, what: str, e
 
 @pytest.mark.parametrize("level", LEVELS[:2])
 @pytest.mark.parametrize("name", INNODB)
-def test_unknown_id_locks_no_neighbours(name: str, level: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name, isolation_level=level)
+def test_unknown_id_locks_no_neighbours(locks: sl.Locks, engine: Engine) -> None:
     sem, ident = made(engine, 9), f"{unused('job')} m"
-    locks = sl.Locks(engine)
     with engine.connect() as a:
         assert a.scalar(sl.semaphore.release(ident)) is sl.Released.UNKNOWN
         assert a.scalar(sl.semaphore.renew(ident)) is False
@@ -142,11 +138,9 @@ def test_unknown_id_locks_no_neighbours(name: str, level: str, engine_to: MakeEn
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_permit_released_in_same_transaction(name: str, level: str, engine_to: MakeEngine) -> None:
+def test_permit_released_in_same_transaction(locks: sl.Locks, engine: Engine) -> None:
     """Which no other transaction sees."""
-    engine = engine_to(name, isolation_level=level)
     sem = made(engine, 2)
-    locks = sl.Locks(engine)
     grant = locks.acquire({sem: 1})
     with engine.connect() as a:
         other = a.scalar(sl.semaphore.acquire({sem: 1}))
@@ -161,15 +155,13 @@ def test_permit_released_in_same_transaction(name: str, level: str, engine_to: M
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", INNODB)
-def test_usage_without_side_connection(name: str, level: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
+def test_usage_without_side_connection(locks: sl.Locks, engine: Engine, monkeypatch: Any) -> None:
     """Locking reads replace the snapshot's: an expired permit is released, and a held one leads to a denial."""
 
     def refused(run: Any, **_: Any) -> Any:
         raise OperationalError("connect", {}, Exception("Too many connections"))
 
-    engine = engine_to(name, isolation_level=level)
     sem, grants = made(engine, 1), []
-    locks = sl.Locks(engine)
     grants.append(locks.acquire({sem: 1}, ttl=3600))
     monkeypatch.setattr(import_module("sqlalchemy_locks.semaphore.held_permits"), "side_connection", refused)
     with engine.connect() as a:
@@ -184,8 +176,8 @@ def test_usage_without_side_connection(name: str, level: str, engine_to: MakeEng
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_waiter_for_taken_last_permit_is_denied(name: str, level: str, engine_to: MakeEngine, watch: Any) -> None:
-    engine, watcher = engine_to(name, isolation_level=level), watch(name)
+def test_waiter_for_taken_last_permit_is_denied(name: str, level: str, engine: Engine, watch: Any) -> None:
+    watcher = watch(name)
     sem = made(engine, 1)
     with engine.connect() as a, engine.connect() as b:
         assert a.scalar(sl.semaphore.acquire({sem: 1}))
@@ -222,10 +214,9 @@ def test_level_that_no_variable_shows(name: str, told: str, real: str, how: str,
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
-def test_replay_in_an_older_snapshot(name: str, level: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name, isolation_level=level)
+def test_replay_in_an_older_snapshot(locks: sl.Locks, engine: Engine) -> None:
     sem, ident = made(engine, 1), unused("job")
-    locks, again = sl.Locks(engine), sl.semaphore.acquire({sem: 1}, external_id=ident)
+    again = sl.semaphore.acquire({sem: 1}, external_id=ident)
     with engine.connect() as a:
         look(a)
         locks.acquire({sem: 1}, external_id=ident)
@@ -385,10 +376,10 @@ def test_ttl_counts_from_after_wait_for_release(name: str, engine_to: MakeEngine
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", PLACES)
 def test_grant_after_snapshot_is_counted_after_own_change(
-    name: str, level: str, change: str, engine_to: MakeEngine
+    name: str, level: str, change: str, engine: Engine, engine_to: MakeEngine
 ) -> None:
     """The transaction keeps a lease's semaphore, and so sees its own version of the row beside older permits."""
-    engine, locks, sem = engine_to(name, isolation_level=level), sl.Locks(engine_to(name)), unused()
+    locks, sem = sl.Locks(engine_to(name)), unused()
     locks.run(create_for_lease(sem))
     with engine.connect() as connection:
         look(connection)

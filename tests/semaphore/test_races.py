@@ -142,10 +142,9 @@ def test_locked_request_is_not_swept(name: str, how: str, engine_to: MakeEngine)
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_request_renewed_during_sweep_stays(name: str, engine_to: MakeEngine) -> None:
-    engine, aside = engine_to(name), sl.Locks(engine_to(name))
+def test_request_renewed_during_sweep_stays(locks: sl.Locks, name: str, engine: Engine, engine_to: MakeEngine) -> None:
+    aside = sl.Locks(engine_to(name))
     sem = made(engine, 2)
-    locks = sl.Locks(engine)
     judged_by_owner = locks.acquire({sem: 1}, ttl=3600, owner="dead")
     other = locks.acquire({sem: 1}, ttl=3600, owner="dead as well")
 
@@ -159,8 +158,8 @@ def test_request_renewed_during_sweep_stays(name: str, engine_to: MakeEngine) ->
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_request_renewed_since_judged_expired_stays(name: str, engine_to: MakeEngine) -> None:
-    engine, aside = engine_to(name), engine_to(name)
+def test_request_renewed_since_judged_expired_stays(name: str, engine: Engine, engine_to: MakeEngine) -> None:
+    aside = engine_to(name)
     sem = made(aside, 1)
     grant = sl.Locks(aside).acquire({sem: 1}, ttl=3600)
     with aside.begin() as connection:
@@ -232,8 +231,7 @@ def now(engine: Engine) -> Any:
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_guarded_write_respects_locks_wait(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
+def test_guarded_write_respects_locks_wait(name: str, engine: Engine) -> None:
     sem = made(engine, 1)
     grant = sl.Locks(engine).acquire({sem: 1})
     with engine.connect() as writer, engine.connect() as releasing:
@@ -270,9 +268,8 @@ def test_guarded_write_keeps_permits_until_commit(name: str, engine_to: MakeEngi
 
 
 @pytest.mark.parametrize("name", INNODB)
-def test_one_id_denied_on_many_connections(name: str, engine_to: MakeEngine) -> None:
+def test_one_id_denied_on_many_connections(name: str, engine: Engine, engine_to: MakeEngine) -> None:
     """Their rows are inserted and deleted, and they deadlock over gaps: the result is a denial, no driver error."""
-    engine = engine_to(name)
     sem, ident = made(engine, 1), unused("job")
     sl.Locks(engine).acquire({sem: 1})
     ready = threading.Barrier(8, timeout=PATIENCE)

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import String, TypeDecorator, select, text
+from sqlalchemy import Engine, String, TypeDecorator, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
@@ -86,9 +86,9 @@ class Typed(sl.JobColumns, Base):
     word: Mapped[str | None] = mapped_column(Word())
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_an_undecodable_job_dies_alone(engine_to: MakeEngine, name: str) -> None:
-    engine, own = engine_to(name), sl.Queue(Typed, workers=TypedWorker)
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_an_undecodable_job_dies_alone(engine: Engine) -> None:
+    own = sl.Queue(Typed, workers=TypedWorker)
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
     try:
@@ -125,10 +125,10 @@ class Late(sl.JobColumns, Base):
 
 
 @pytest.mark.parametrize("column", ["customer", "claim"])
-@pytest.mark.parametrize("name", ["postgresql15"])
-def test_a_table_that_lacks_a_column_ends_the_worker(engine_to: MakeEngine, name: str, column: str) -> None:
+@pytest.mark.parametrize("engine", ["postgresql15"], indirect=True)
+def test_a_table_that_lacks_a_column_ends_the_worker(engine: Engine, column: str) -> None:
     """It was deployed before its migration: no job is to blame, and none has lost an attempt."""
-    engine, own, table = engine_to(name), sl.Queue(Late, workers=TypedWorker), Base.metadata.tables["late_jobs"]
+    own, table = sl.Queue(Late, workers=TypedWorker), Base.metadata.tables["late_jobs"]
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
     try:
@@ -144,10 +144,10 @@ def test_a_table_that_lacks_a_column_ends_the_worker(engine_to: MakeEngine, name
         Base.metadata.drop_all(engine)
 
 
-@pytest.mark.parametrize("name", ["postgresql15"])
-def test_its_running_handlers_have_the_grace(engine_to: MakeEngine, name: str) -> None:
+@pytest.mark.parametrize("engine", ["postgresql15"], indirect=True)
+def test_its_running_handlers_have_the_grace(engine: Engine) -> None:
     """And what they have done is reported."""
-    engine, own, table = engine_to(name), sl.Queue(Late, workers=TypedWorker), Base.metadata.tables["late_jobs"]
+    own, table = sl.Queue(Late, workers=TypedWorker), Base.metadata.tables["late_jobs"]
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
     begun, go_on, raised = threading.Event(), threading.Event(), threading.Event()
@@ -203,9 +203,8 @@ def test_a_prepared_statement_that_is_gone_ends_no_worker(engine_to: MakeEngine)
     assert sorted(set(done)) == list(range(20))
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_worker_holds_no_more_jobs_than_it_has_slots(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_a_worker_holds_no_more_jobs_than_it_has_slots(engine: Engine) -> None:
     put(engine, *range(10))
     begun, go_on = threading.Semaphore(0), threading.Event()
 

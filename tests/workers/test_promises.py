@@ -96,10 +96,9 @@ def test_a_server_that_refuses_connections_ends_no_worker(engine_to: MakeEngine,
         server.dispose()
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_row_that_was_added_long_ago_is_no_heartbeat(engine_to: MakeEngine, name: str) -> None:
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_a_row_that_was_added_long_ago_is_no_heartbeat(engine: Engine) -> None:
     """The reply to its INSERT was lost, and then the server was out of reach."""
-    engine = engine_to(name)
     put(engine, 1)
     state, other = state_of(engine, **STORED), state_of(engine, **STORED)
     state.heartbeats._added = False

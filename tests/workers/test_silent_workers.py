@@ -56,9 +56,8 @@ def hosts(engine: Engine) -> list[str]:
         return list(connection.execute(select(worker.c.host).order_by(worker.c.host)).scalars())
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_the_jobs_of_a_silent_worker_have_another_owner(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_the_jobs_of_a_silent_worker_have_another_owner(engine: Engine) -> None:
     put(engine, *range(3))
     mine, other = state_of(engine, concurrency=2, **STORED), state_of(engine, **STORED)
     mine.cycle()
@@ -144,11 +143,10 @@ def test_a_search_continues_where_the_last_one_ended(engine_to: MakeEngine) -> N
     assert counts(engine)["completed"] == 6
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+@pytest.mark.parametrize("engine", ["postgresql15", "mysql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("first", ["heartbeat", "reclaim"])
-def test_a_reclaim_and_a_late_heartbeat_conflict(engine_to: MakeEngine, name: str, first: str) -> None:
+def test_a_reclaim_and_a_late_heartbeat_conflict(engine: Engine, first: str) -> None:
     """Whichever comes first: never does a heartbeat succeed of a worker whose jobs are taken."""
-    engine = engine_to(name)
     put(engine, 1)
     state = state_of(engine, **STORED)
     state.cycle()
@@ -171,10 +169,9 @@ def test_a_reclaim_and_a_late_heartbeat_conflict(engine_to: MakeEngine, name: st
     assert counts(engine)["waiting"] == 1
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_a_reclaim_looks_again_when_it_has_locked_the_row(engine_to: MakeEngine, name: str) -> None:
+@pytest.mark.parametrize("engine", ["postgresql15", "mysql", "mariadb"], indirect=True)
+def test_a_reclaim_looks_again_when_it_has_locked_the_row(engine: Engine) -> None:
     """A heartbeat has come between the search for silent workers and the lock."""
-    engine = engine_to(name)
     put(engine, 1)
     state = state_of(engine, **STORED)
     state.cycle()
@@ -193,9 +190,8 @@ def test_a_reclaim_looks_again_when_it_has_locked_the_row(engine_to: MakeEngine,
     assert counts(engine)["running"] == 1
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_capture_whose_reply_was_lost_returns_while_its_worker_lives(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_a_capture_whose_reply_was_lost_returns_while_its_worker_lives(engine: Engine) -> None:
     put(engine, "known", "unknown", "late")
     state = state_of(engine, batch=1, **STORED)
     state.cycle()
@@ -219,10 +215,9 @@ def test_a_capture_whose_reply_was_lost_returns_while_its_worker_lives(engine_to
     assert sorted(finish_all(state) + [job.payload for job in fetched(engine, [], 9)]) == ["late", "unknown"]
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "sqlite"])
-def test_a_capture_under_a_former_host_is_returned(engine_to: MakeEngine, name: str) -> None:
+@pytest.mark.parametrize("engine", ["postgresql15", "mysql", "sqlite"], indirect=True)
+def test_a_capture_under_a_former_host_is_returned(engine: Engine) -> None:
     """The worker was silent, and its fetch was on its way when its row was deleted."""
-    engine = engine_to(name)
     put(engine, 1)
     state = state_of(engine, **STORED)
     perform = state.database.perform
@@ -242,9 +237,8 @@ def test_a_capture_under_a_former_host_is_returned(engine_to: MakeEngine, name: 
     assert counts(engine)["waiting"] == 1
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
-def test_a_job_that_others_ended_is_lost(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+@pytest.mark.parametrize("engine", ["postgresql15", "sqlite"], indirect=True)
+def test_a_job_that_others_ended_is_lost(engine: Engine) -> None:
     put(engine, 1, 2)
     state = state_of(engine, **STORED)
     state.cycle()
@@ -321,10 +315,9 @@ def test_a_worker_judges_itself_first(lite: Engine) -> None:
     assert finish_all(state) == [2]
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_live_workers_keep_old_jobs(engine_to: MakeEngine, name: str) -> None:
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_live_workers_keep_old_jobs(engine: Engine) -> None:
     """And a job that was captured without a worker stalls by its age."""
-    engine = engine_to(name)
     put(engine, "of a worker", "of the app")
     state, other = state_of(engine, batch=1, **STORED), state_of(engine, **STORED)
     state.cycle()
