@@ -31,6 +31,7 @@ import sqlalchemy_locks as sl
 from tests.captures.conftest import MakeEngine, _databases
 from tests.fixtures.capture_models import Animal, Cat, Dog, Engineer, Line, Order, Part, Status
 from tests.fixtures.parties import PATIENCE, all_of, async_connected, later, locked_rows
+from tests.fixtures.queues import ASYNC
 
 ORDERS = Order.__table__
 
@@ -367,13 +368,6 @@ def test_setting_a_key_locks_for_update() -> None:
         for column in ("a", "b", "c", "d")
     }
     assert locks == {"a": True, "b": True, "c": True, "d": False}
-
-
-ASYNC = [
-    ("postgresql15", "asyncpg"),
-    ("mysql", "aiomysql"),
-    ("sqlite", "aiosqlite"),
-]
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC)

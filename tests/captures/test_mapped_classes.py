@@ -26,8 +26,7 @@ from tests.captures.conftest import MakeEngine, _databases
 from tests.captures.test_capture import fill, orders, paid
 from tests.fixtures.capture_models import Car, Flower, Label, Line, Order, Parcel, Plant, Stamp, Taxi, Tree, Vehicle
 from tests.fixtures.parties import async_connected
-
-KINDS = ["postgresql15", "mysql", "mariadb", "sqlite"]
+from tests.fixtures.queues import ASYNC, KINDS
 
 
 @pytest.fixture(params=KINDS)
@@ -98,9 +97,7 @@ def test_loader_options_apply_to_captured_entities(kind: Engine, load: Any) -> N
         assert [[line.id for line in order.lines] for order in taken] == [[1, 11], [2, 12]]
 
 
-@pytest.mark.parametrize(
-    ("name", "driver"), [("postgresql15", "asyncpg"), ("sqlite", "aiosqlite"), ("mysql", "aiomysql")]
-)
+@pytest.mark.parametrize(("name", "driver"), ASYNC)
 def test_an_async_session_loads_them_too(engine_to: MakeEngine, servers: Any, name: str, driver: str) -> None:
     fill_parcels(engine_to(name))
 

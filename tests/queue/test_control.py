@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -10,7 +9,6 @@ from uuid import uuid4
 
 import pytest
 from sqlalchemy import Engine, MetaData, Table, create_engine, select
-from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
@@ -18,7 +16,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.queue.mixin import JobColumns
 from tests.conftest import PLAIN, Servers
-from tests.fixtures.parties import PATIENCE, async_connected
+from tests.fixtures.parties import PATIENCE
 from tests.fixtures.queues import KINDS, MakeEngine, put
 
 queue = sl.Queue()
@@ -326,25 +324,6 @@ def test_a_repeated_put_into_a_table_of_ones_own(servers: Servers, name: str) ->
         with engine.begin() as connection:
             assert connection.execute(mails.capture(9)).all() == []
     engine.dispose()
-
-
-@pytest.mark.parametrize(
-    ("name", "driver"), [("postgresql15", "asyncpg"), ("mysql", "aiomysql"), ("sqlite", "aiosqlite")]
-)
-def test_async_sessions(engine_to: MakeEngine, servers: Servers, name: str, driver: str) -> None:
-    engine_to(name)
-
-    async def work() -> None:
-        async with (
-            async_connected(servers.installed(name, driver), poolclass=NullPool) as engine,
-            AsyncSession(engine) as session,
-        ):
-            id = await session.scalar(queue.put(1, unique="a"))
-            assert await session.scalar(queue.put(1, unique="a")) == id
-            assert await session.scalar(queue.cancel(id))
-            assert await session.scalar(queue.put(1, unique="a")) != id
-
-    asyncio.run(work())
 
 
 @pytest.mark.parametrize(
