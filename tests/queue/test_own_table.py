@@ -8,18 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Engine,
-    Index,
-    MetaData,
-    String,
-    Table,
-    create_engine,
-    inspect,
-    select,
-)
+from sqlalchemy import JSON, BigInteger, Engine, Index, MetaData, String, Table, create_engine, inspect, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 

@@ -539,18 +539,3 @@ def test_what_put_accepts_is_returned_unchanged(engine: Engine) -> None:
         assert job.payload == payload
         if isinstance(payload, list):
             assert list(map(type, job.payload)) == list(map(type, payload))
-
-
-def test_operations_are_routed_as_writes(engine_to: MakeEngine) -> None:
-    engine = engine_to("sqlite")
-    seen: list[Any] = []
-
-    class Splitting(Session):
-        def get_bind(self, *arguments: Any, clause: Any = None, **named: Any) -> Any:
-            seen.append(type(clause).__name__)
-            return engine
-
-    with Splitting() as session:
-        session.execute(queue.put(1))
-        session.execute(queue.capture())
-    assert set(seen) == {"Update"}

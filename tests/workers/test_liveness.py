@@ -25,6 +25,7 @@ from tests.fixtures.queues import KINDS, MakeEngine, put, silenced
 from tests.fixtures.worker_states import counts, queue, running
 
 ROOT = Path(__file__).parents[2]
+WORKER = [sys.executable, "-m", "tests.fixtures.worker_process"]
 LOCK_TABLE = {
     "postgresql15": "LOCK TABLE lock.job, lock.worker IN ACCESS EXCLUSIVE MODE",
     "mysql": "LOCK TABLES lock_job WRITE, lock_worker WRITE",
@@ -211,37 +212,12 @@ def test_a_worker_holds_no_more_jobs_than_it_has_slots(engine: Engine) -> None:
         until(lambda: counts(engine)["completed"] == 4)
 
 
-STUCK = """
-import asyncio, os, sys
-from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import create_async_engine
-import sqlalchemy_locks as sl
-
-url, kind = sys.argv[1:]
-options = {"grace": 0.2, "poll": 0.05, "heartbeat": 0.2, "stalled_after": 60}
-
-def begun(job):
-    print("begun", flush=True)
-
-async def awaited(job):
-    begun(job)
-
-async def main():
-    await sl.AsyncWorker(sl.Queue(), awaited, bind=create_async_engine(url), **options).run()
-
-if kind == "sync":
-    sl.Worker(sl.Queue(), begun, bind=create_engine(url), **options).run()
-else:
-    asyncio.run(main())
-"""
-
-
 @pytest.mark.parametrize(
     ("name", "driver", "kind"),
     [
-        ("postgresql15", "psycopg", "sync"),
-        ("postgresql15", "asyncpg", "async"),
-        ("mysql", "pymysql", "sync"),
+        ("postgresql15", "psycopg", "threads"),
+        ("postgresql15", "asyncpg", "tasks"),
+        ("mysql", "pymysql", "threads"),
     ],
 )
 def test_sigterm_ends_a_worker_whose_database_is_stuck(
@@ -250,7 +226,7 @@ def test_sigterm_ends_a_worker_whose_database_is_stuck(
     engine = engine_to(name)
     put(engine, 1)
     url = servers.installed(name, driver)
-    worker = subprocess.Popen([sys.executable, "-c", STUCK, url, kind], cwd=ROOT, stdout=subprocess.PIPE)
+    worker = subprocess.Popen([*WORKER, url, "default", kind], cwd=ROOT, stdout=subprocess.PIPE)
     try:
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"begun\n"
@@ -267,11 +243,7 @@ def test_sigterm_ends_a_worker_whose_database_is_stuck(
 
 def test_a_second_signal_ends_a_worker_immediately(servers: Servers, engine_to: MakeEngine) -> None:
     put(engine_to("sqlite"), 1)
-    endless = STUCK.replace('"grace": 0.2', '"grace": 3600').replace(
-        'print("begun", flush=True)', 'print("begun", flush=True); threading.Event().wait()'
-    )
-    url = servers.installed("sqlite", PLAIN["sqlite"])
-    command = [sys.executable, "-c", f"import threading{endless}", url, "sync"]
+    command = [*WORKER, servers.installed("sqlite", PLAIN["sqlite"]), "default", "threads", "endless"]
     worker = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert worker.stdout is not None

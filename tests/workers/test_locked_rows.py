@@ -20,14 +20,7 @@ from sqlalchemy_locks.workers.state import WorkerState
 from tests.conftest import Servers
 from tests.fixtures.parties import PATIENCE, async_connected, later, until
 from tests.fixtures.queues import MakeEngine, put, silenced
-from tests.fixtures.worker_states import (
-    counts,
-    fetched,
-    finish_all,
-    queue,
-    state_of,
-    worker_engine,
-)
+from tests.fixtures.worker_states import counts, fetched, finish_all, queue, state_of, worker_engine
 
 #: engines with row locks
 ENGINES = ["postgresql15", "mysql", "mariadb"]

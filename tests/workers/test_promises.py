@@ -19,17 +19,7 @@ from sqlalchemy_locks.workers import heartbeats
 from tests.conftest import Servers
 from tests.fixtures.parties import PATIENCE, until
 from tests.fixtures.queues import KINDS, MakeEngine, put, silenced
-from tests.fixtures.worker_states import (
-    beat,
-    begin_all,
-    counts,
-    finish_all,
-    queue,
-    run_async,
-    state_of,
-    steady,
-    sweep,
-)
+from tests.fixtures.worker_states import beat, begin_all, counts, finish_all, queue, run_async, state_of, steady, sweep
 
 STORED: dict[str, Any] = {"heartbeat": 60, "stalled_after": 120}
 

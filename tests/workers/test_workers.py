@@ -7,9 +7,8 @@ from inspect import signature
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine
+from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.pool import StaticPool
 
 import sqlalchemy_locks as sl
 from tests.conftest import Servers
@@ -70,8 +69,6 @@ def test_invalid_parameters_are_refused(engine_to: MakeEngine) -> None:
     def handler(_: Any) -> None:
         pass
 
-    with pytest.raises(sl.Unsupported, match="StaticPool"):
-        sl.Worker(queue, handler, bind=create_engine("sqlite://", poolclass=StaticPool))
     with pytest.raises(TypeError, match="takes a Queue"):
         sl.Worker(handler, handler, bind=engine)  # type: ignore[arg-type]
     with pytest.raises(
