@@ -100,6 +100,11 @@ class Loose(sqlite3.Connection):
 
     autocommit = True
 
+    def commit(self) -> None:
+        """Do nothing."""
+
+    rollback = commit
+
 
 def driver_arguments(autocommit: bool) -> dict[str, Any]:
     if sys.version_info >= (3, 12):
