@@ -27,6 +27,7 @@ def test_fetch_completes_and_captures(engine: Engine) -> None:
     third, completed = fetch(engine, second, 1)
     assert (len(third), completed) == (1, 1)
     assert third[0].claim != second[0].claim
+    assert fetch(engine, second, 1)[1] == 0  # a report of the former owner changes nothing
     assert fetch(engine, third, 10)[1] == 1
     assert counts(engine)["completed"] == 4
     assert fetch(engine, [], 10) == ([], 0)
