@@ -6,18 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import (
-    Column,
-    Connection,
-    Engine,
-    Integer,
-    MetaData,
-    Table,
-    event,
-    make_url,
-    select,
-    text,
-)
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, event, make_url, select, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl

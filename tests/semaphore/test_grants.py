@@ -64,9 +64,10 @@ def without_token(engine: Engine, sem: str, acquire: Acquire) -> tuple[Any, Any]
 
 @pytest.mark.parametrize("case", [denied, rolled_back, cleaned_up, without_token])
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_stale_grant_matches_no_later_request(locks: sl.Locks, case: Callable[..., Any], engine: Engine) -> None:
+def test_stale_grant_matches_no_later_request(
+    sem: str, locks: sl.Locks, case: Callable[..., Any], engine: Engine
+) -> None:
     ROWS.create(engine, checkfirst=True)
-    sem = made(engine, 1)
     stale, later = case(engine, sem, sl.semaphore.acquire({sem: 1}, external_id=unused("job"), ttl=3600))
     assert locks.release(stale) is sl.Released.UNKNOWN
     assert locks.renew(stale) is False

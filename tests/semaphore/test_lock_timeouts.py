@@ -61,8 +61,7 @@ def test_missing_function_of_the_app_ends_a_block_at_its_entry(name: str, engine
 
 
 @pytest.mark.parametrize("name", INNODB)
-def test_timed_out_release_can_be_repeated(name: str, engine: Engine) -> None:
-    sem = made(engine, 1)
+def test_timed_out_release_can_be_repeated(sem: str, name: str, engine: Engine) -> None:
     grant = sl.Locks(engine).acquire({sem: 1})
     with engine.connect() as keeper, engine.connect() as caller:
         lock = f"SELECT id FROM {place(name, 'permit')} WHERE permit_request_id = :id FOR UPDATE"
@@ -75,10 +74,11 @@ def test_timed_out_release_can_be_repeated(name: str, engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
-def test_release_during_own_guarded_write_times_out(locks: sl.Locks, engine: Engine, monkeypatch: Any) -> None:
+def test_release_during_own_guarded_write_times_out(
+    sem: str, locks: sl.Locks, engine: Engine, monkeypatch: Any
+) -> None:
     """Inside the block that writes, it would deadlock with itself."""
     monkeypatch.setattr("sqlalchemy_locks.core.transaction.ROW_TIMEOUT", 0.5)
-    sem = made(engine, 1)
     grant = locks.acquire({sem: 1})
     nothing = update(tables("lock", "").semaphore).where(false()).values(capacity=0)
     with engine.begin() as connection:
