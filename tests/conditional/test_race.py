@@ -1,17 +1,63 @@
-"""Of many processes exactly one acquires a mutex, an elapsed timeout, each window, each retry."""
+"""Of many processes exactly one acquires a mutex, an elapsed timeout, each window, each retry.
+
+They want the same thing at the same instant: half of them ask ``Locks``, half a session of their own.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
-from sqlalchemy import Engine
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.forks import FORKS
 from tests.fixtures.parties import ENGINES, PATIENCE
-from tests.fixtures.task_race import PROCESSES, RETRIES, ROUNDS, mutex, take_part
+
+PROCESSES = 8
+ROUNDS = 2
+RETRIES = 5
+NOW = 1_700_000_000 - 1_700_000_000 % 3600
+
+mutex = sl.Mutex()
+Run = Callable[[Any], Any]
+
+
+def take_part(url: str, name: str, number: int, barrier: Any, results: Any) -> None:
+    engine = create_engine(url, pool_size=1)
+    locks = sl.Locks(engine)
+
+    def in_a_session(operation: Any) -> Any:
+        with Session(engine) as session, session.begin():
+            return session.scalar(operation)
+
+    run: Run = locks.run if number % 2 else in_a_session
+    clock = [NOW]
+    elapsed = sl.Timeout(every=10, clock=lambda: clock[0])
+    windowed = sl.Timeout(every=3600, windowed=True, clock=lambda: clock[0])
+    #: how often it got each thing
+    got: dict[str, int] = {}
+    for turn in range(ROUNDS):
+        barrier.wait()
+        got[f"mutex {turn}"] = run(mutex.acquire(f"{name} {turn}"))
+        clock[0] = NOW + 11 * turn
+        barrier.wait()
+        got[f"elapsed {turn}"] = run(elapsed.acquire(f"{name} elapsed"))
+        clock[0] = NOW + 3600 * (turn + 1) + number
+        barrier.wait()
+        got[f"window {turn}"] = run(windowed.acquire(f"{name} window"))
+    barrier.wait()
+    got["retries"] = 0
+    for _ in range(4):
+        if run(mutex.acquire(f"{name} retries")):
+            got["retries"] += 1
+            assert run(mutex.release(f"{name} retries")) is True
+    engine.dispose()
+    results.put(got)
 
 
 @pytest.mark.parametrize("name", [*ENGINES, "yugabytedb"])
