@@ -26,7 +26,7 @@ PLACES = [*SERVERS, "yugabytedb"]
 
 
 def at_each(levels: list[str], names: Iterable[str]) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize(("name", "level"), list(product(names, levels)), ids="-".join)
+    return pytest.mark.parametrize(("name", "level"), list(product(names, levels)))
 
 
 places = at_each(LEVELS, PLACES)
