@@ -56,9 +56,3 @@ def project(url: URL, installed_by: str, tmp_path: Path) -> Project:
 def postgresql(fresh: Fresh) -> URL:
     """An empty database of one PostgreSQL."""
     return fresh("postgresql15", "psycopg")
-
-
-@pytest.fixture
-def yugabytedb(fresh: Fresh) -> URL:
-    """An empty database of YugabyteDB, by its own dialect name."""
-    return fresh("yugabytedb", "yugabytedb")

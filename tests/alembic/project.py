@@ -19,7 +19,7 @@ from alembic.operations import Operations
 from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import URL, Connection
 
-from sqlalchemy_locks.alembic import Options, template
+from sqlalchemy_locks.alembic import Options, check, template
 from sqlalchemy_locks.alembic import steps as steps_
 from sqlalchemy_locks.alembic.script import Family
 
@@ -244,8 +244,37 @@ def _postgresql(connection: Connection, schema: str) -> dict[str, Any]:
     return {what: rows for what, rows in found.items() if rows}
 
 
+def by_schema(url: URL) -> bool:
+    """Whether the tables are in a schema of their own, and have no prefix."""
+    return url.get_backend_name() in ("postgresql", "yugabytedb")
+
+
+def table(url: URL, name: str) -> str:
+    """A table's name in SQL."""
+    return f"lock.{name}" if by_schema(url) else f"lock_{name}"
+
+
+def drifts(url: URL, **place: str) -> list[str]:
+    """What the drift check reports."""
+    with connected(url) as connection:
+        return check(connection, **place)
+
+
+def synchronous(url: URL) -> URL:
+    """The same database, by a driver that needs no event loop."""
+    backend = url.get_backend_name()
+    driver = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql", "sqlite": "pysqlite"}
+    return url if backend == "yugabytedb" else url.set(drivername=f"{backend}+{driver[backend]}")
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """Replace a text of a file, which is there."""
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
 def installed(url: URL, schema: str = "lock", prefix: str = "lock_") -> list[tuple[str, str]]:
     """The steps that are recorded in the database, and what each was installed by."""
-    by_schema = url.get_backend_name() in ("postgresql", "yugabytedb")
-    table = f'"{schema}".installed' if by_schema else f"{prefix}installed"
-    return run(url, f"SELECT step, installed_by FROM {table} ORDER BY step")
+    place = f'"{schema}".' if by_schema(url) else prefix
+    return run(url, f"SELECT step, installed_by FROM {place}installed ORDER BY step")

@@ -20,15 +20,17 @@ from sqlalchemy.orm import DeclarativeBase, Session
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic import check, include_name
 from sqlalchemy_locks.alembic.steps import STEPS
-from tests.alembic.project import Fresh, Project, connected, run, tables
+from tests.alembic.project import Fresh, Project, by_schema, connected, edit, run, tables
 
 OURS = set(tables("postgresql"))
 HEAD = f"sqlalchemy_locks_{STEPS[-1]}"
+#: what is replaced in env.py by an app without tables
+NO_TABLES = ("target_metadata = None", "import sqlalchemy\ntarget_metadata = sqlalchemy.MetaData()")
 
 
 def proposed(url: URL, include: Any) -> set[str]:
     """What an autogenerate without any model would drop."""
-    options: dict[str, Any] = {"include_schemas": url.get_backend_name() in ("postgresql", "yugabytedb")}
+    options: dict[str, Any] = {"include_schemas": by_schema(url)}
     if include is not None:
         options["include_name"] = include
     with connected(url) as connection:
@@ -50,7 +52,7 @@ def test_shipped_tables_are_not_dropped(url: URL, table_mode: dict[str, str], tm
     assert proposed(url, include_name) == set()
     run(url, "CREATE TABLE lock_mine (id INT PRIMARY KEY)", "CREATE TABLE installed (id INT PRIMARY KEY)")
     expected = {"lock_mine", "installed"}
-    if url.get_backend_name() in ("postgresql", "yugabytedb"):
+    if by_schema(url):
         run(url, "CREATE TABLE lock.orders (id INT PRIMARY KEY)")
         expected.add("orders")
     assert proposed(url, include_name) == expected
@@ -64,70 +66,61 @@ def test_autogenerate_in_a_project(url: URL, tmp_path: Path) -> None:
     """With schema and prefix from the configuration, as in env.py; PostgreSQL's may be the default one."""
     schema = "public" if url.get_driver_name() == "psycopg2" else "elsewhere"
     project = Project(tmp_path, url, "revisions", schema=schema, prefix="my_")
-    env = tmp_path / "env.py"
-    head = "options: dict[str, Any] = {"
-    env.write_text(
-        env.read_text()
-        .replace("target_metadata = None", "from sqlalchemy import MetaData\ntarget_metadata = MetaData()")
-        .replace(head, f"{head}'include_schemas': config.get_main_option('schemas') == '1',")
-    )
-    schemas = url.get_backend_name() in ("postgresql", "yugabytedb")
-    project.config.set_main_option("schemas", "1" if schemas else "0")
+    env, head = tmp_path / "env.py", "options: dict[str, Any] = {"
+    edit(env, *NO_TABLES)
+    edit(env, head, f"{head}'include_schemas': {by_schema(url)},")
     project.upgrade()
     script = revise(project.config, autogenerate=True)
     text = Path(script.path).read_text()
     assert "drop_table" not in text
-    env.write_text(env.read_text().replace('"include_name": include_name,', ""))
+    edit(env, '"include_name": include_name,', "")
     project.upgrade()
     assert "drop_table" in Path(revise(project.config, autogenerate=True).path).read_text()
 
 
-@pytest.mark.parametrize("autogenerate", [False, True])
-def test_a_new_revision_goes_to_the_apps_branch_and_folder(fresh: Fresh, tmp_path: Path, autogenerate: bool) -> None:
+@pytest.fixture
+def sqlite(fresh: Fresh, tmp_path: Path) -> Project:
+    """A project whose env.py every `alembic revision` runs."""
     project = Project(tmp_path, fresh("sqlite", "pysqlite"), "revisions")
     project.config.set_main_option("revision_environment", "true")
+    return project
+
+
+@pytest.mark.parametrize("autogenerate", [False, True])
+def test_a_new_revision_goes_to_the_apps_branch_and_folder(sqlite: Project, tmp_path: Path, autogenerate: bool) -> None:
     if autogenerate:
-        env = tmp_path / "env.py"
-        env.write_text(
-            env.read_text().replace(
-                "target_metadata = None", "import sqlalchemy\ntarget_metadata = sqlalchemy.MetaData()"
-            )
-        )
-        project.upgrade()
-    first = revise(project.config, autogenerate=autogenerate)
-    project.upgrade()
-    second = revise(project.config, autogenerate=autogenerate)
-    project.upgrade()
+        edit(tmp_path / "env.py", *NO_TABLES)
+        sqlite.upgrade()
+    first = revise(sqlite.config, autogenerate=autogenerate)
+    sqlite.upgrade()
+    second = revise(sqlite.config, autogenerate=autogenerate)
+    sqlite.upgrade()
     assert first.down_revision is None
     assert second.down_revision == first.revision
     for script in (first, second):
         assert Path(script.path).parent == tmp_path / "versions"
-    heads = ScriptDirectory.from_config(project.config).get_heads()
+    heads = ScriptDirectory.from_config(sqlite.config).get_heads()
     assert set(heads) == {second.revision, HEAD}
 
 
 @pytest.mark.parametrize("joined", ["merged", "on top"])
 def test_a_new_revision_continues_one_that_descends_from_the_shipped_ones(
-    fresh: Fresh, tmp_path: Path, joined: str
+    sqlite: Project, tmp_path: Path, joined: str
 ) -> None:
-    project = Project(tmp_path, fresh("sqlite", "pysqlite"), "revisions")
-    project.config.set_main_option("revision_environment", "true")
     if joined == "merged":
-        revise(project.config)
-        head: Any = command.merge(project.config, "heads")
+        revise(sqlite.config)
+        head: Any = command.merge(sqlite.config, "heads")
     else:
-        head = revise(project.config, head=HEAD, version_path=str(tmp_path / "versions"))
-    assert revise(project.config).down_revision == head.revision
-    project.upgrade()
+        head = revise(sqlite.config, head=HEAD, version_path=str(tmp_path / "versions"))
+    assert revise(sqlite.config).down_revision == head.revision
+    sqlite.upgrade()
 
 
-def test_two_branches_of_the_app_are_ambiguous(fresh: Fresh, tmp_path: Path) -> None:
-    project = Project(tmp_path, fresh("sqlite", "pysqlite"), "revisions")
-    project.config.set_main_option("revision_environment", "true")
+def test_two_branches_of_the_app_are_ambiguous(sqlite: Project, tmp_path: Path) -> None:
     for _ in range(2):
-        revise(project.config, head="base", version_path=str(tmp_path / "versions"))
+        revise(sqlite.config, head="base", version_path=str(tmp_path / "versions"))
     with pytest.raises(command.util.CommandError, match="Multiple heads"):
-        revise(project.config)
+        revise(sqlite.config)
 
 
 class Base(DeclarativeBase):
@@ -163,16 +156,13 @@ def test_the_librarys_own_metadata_among_the_targets(url: URL, tmp_path: Path) -
         20,
     )
     project = Project(tmp_path, url, "directives")
-    schema = "lock" if url.get_backend_name() in ("postgresql", "yugabytedb") else None
+    schema = "lock" if by_schema(url) else None
     env = tmp_path / "env.py"
     options = (
         f"'include_schemas': {bool(schema)}, 'compare_server_default': {defaults}, 'version_table': 'alembic_version', "
     )
-    env.write_text(
-        env.read_text()
-        .replace("target_metadata = None", OWN.format(dialect=url.get_backend_name(), schema=schema))
-        .replace('"target_metadata":', options + '"target_metadata":')
-    )
+    edit(env, "target_metadata = None", OWN.format(dialect=url.get_backend_name(), schema=schema))
+    edit(env, '"target_metadata":', options + '"target_metadata":')
     project.upgrade()
     made = Path(revise(project.config, autogenerate=True).path).read_text()
     assert "create_table('mail'" in made
@@ -190,10 +180,7 @@ def test_the_librarys_own_metadata_among_the_targets(url: URL, tmp_path: Path) -
 def test_names_that_the_server_folds(fresh: Fresh, tmp_path: Path) -> None:
     url = fresh("mariadb_lower", "mariadb+pymysql")
     project = Project(tmp_path, url, "revisions", prefix="Shop_")
-    env = tmp_path / "env.py"
-    env.write_text(
-        env.read_text().replace("target_metadata = None", "import sqlalchemy\ntarget_metadata = sqlalchemy.MetaData()")
-    )
+    edit(tmp_path / "env.py", *NO_TABLES)
     project.upgrade()
     assert "drop_table" not in Path(revise(project.config, autogenerate=True).path).read_text()
     engine = sa.create_engine(url, poolclass=sa.NullPool, execution_options={"locks_prefix": "Shop_"})

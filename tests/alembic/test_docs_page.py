@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 
 from sqlalchemy_locks.alembic import Options, template
 from sqlalchemy_locks.alembic.steps import STEPS, load
-from tests.alembic.project import installed
+from tests.alembic.project import edit, installed
 from tests.docs.pages import ROOT, Block, blocks
 from tests.fixtures.forks import main
 
@@ -43,6 +43,10 @@ def sh(commands: str, folder: Path) -> None:
             subprocess.run(words, cwd=folder, check=True)
 
 
+def connect(folder: Path) -> None:
+    edit(folder / "alembic.ini", "driver://user:pass@localhost/dbname", "sqlite:///app.db")
+
+
 def test_a_new_project_has_no_drift(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,18 +68,13 @@ def test_shipped_revisions_in_a_project_of_alembics(tmp_path: Path) -> None:
     (env,) = section("Shipped revisions", "python")
     heads, flags = section("Shipped revisions", "sh")
     sh("alembic init migrations", tmp_path)
-    path = tmp_path / "alembic.ini"
-    path.write_text(
-        path.read_text()
-        .replace("path_separator = os\n", f"{ini.text}revision_environment = true\n")
-        .replace("driver://user:pass@localhost/dbname", "sqlite:///app.db")
-    )
+    connect(tmp_path)
+    edit(tmp_path / "alembic.ini", "path_separator = os\n", f"{ini.text}revision_environment = true\n")
     lines = tmp_path / "migrations" / "env.py"
     imports, _, call = env.text.partition("\n\n")
     old = "context.configure(\n            connection=connection, target_metadata=target_metadata\n        )"
-    assert old in lines.read_text()
-    indented = call.strip().replace("\n", "\n        ")
-    lines.write_text(imports + "\n" + lines.read_text().replace(old, indented))
+    edit(lines, old, call.strip().replace("\n", "\n        "))
+    lines.write_text(imports + "\n" + lines.read_text())
     sh("alembic revision -m mine", tmp_path)
     sh(heads.text.splitlines()[0], tmp_path)
     assert installed(make_url(f"sqlite:///{tmp_path}/app.db")) == RECORD
@@ -90,11 +89,9 @@ def test_shipped_revisions_in_a_project_of_alembics(tmp_path: Path) -> None:
 def test_shipped_revisions_in_pyproject_toml(tmp_path: Path) -> None:
     (toml,) = section("Shipped revisions", "toml")
     sh("alembic init -t pyproject migrations", tmp_path)
-    ini = tmp_path / "alembic.ini"
-    ini.write_text(ini.read_text().replace("driver://user:pass@localhost/dbname", "sqlite:///app.db"))
-    path = tmp_path / "pyproject.toml"
+    connect(tmp_path)
     options = f'{toml.text}sqlalchemy_locks_prefix = "my_"\n'
-    path.write_text(path.read_text().replace("[tool.alembic]\n", f"[tool.alembic]\n{options}"))
+    edit(tmp_path / "pyproject.toml", "[tool.alembic]\n", f"[tool.alembic]\n{options}")
     sh("alembic upgrade heads", tmp_path)
     assert installed(make_url(f"sqlite:///{tmp_path}/app.db"), prefix="my_") == RECORD
 
@@ -110,8 +107,7 @@ def test_directives_in_a_project_of_alembics(tmp_path: Path) -> None:
     (revision,) = (block for block in BLOCKS if block.mark == "revision")
     assert f'to="{STEPS[-1]}"' in revision.text
     sh("alembic init migrations", tmp_path)
-    path = tmp_path / "alembic.ini"
-    path.write_text(path.read_text().replace("driver://user:pass@localhost/dbname", "sqlite:///app.db"))
+    connect(tmp_path)
     (tmp_path / "migrations/versions/locks.py").write_text(revision.text)
     sh("alembic upgrade head", tmp_path)
     assert installed(make_url(f"sqlite:///{tmp_path}/app.db")) == [(step, "directives") for step in STEPS]

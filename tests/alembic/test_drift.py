@@ -14,16 +14,7 @@ from sqlalchemy_locks.alembic import check
 from sqlalchemy_locks.alembic.script import Family
 from sqlalchemy_locks.alembic.steps import load
 from sqlalchemy_locks.dialects import backend_for
-from tests.alembic.project import Fresh, Project, catalog, connected, run, tables
-
-
-def drifts(url: URL, **place: str) -> list[str]:
-    with connected(url) as connection:
-        return check(connection, **place)
-
-
-def table(url: URL, name: str) -> str:
-    return f"lock.{name}" if url.get_backend_name() in ("postgresql", "yugabytedb") else f"lock_{name}"
+from tests.alembic.project import Fresh, Project, catalog, connected, drifts, run, table, tables
 
 
 def test_what_installed_records(url: URL, tmp_path: Path) -> None:

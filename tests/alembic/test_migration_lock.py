@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,7 +20,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from sqlalchemy_locks.alembic import migration_lock, template
 from sqlalchemy_locks.errors import LockLost, LockTimeout, Unsupported
-from tests.alembic.project import Fresh, run
+from tests.alembic.project import Fresh, run, synchronous
 from tests.fixtures.forks import FORKS, _main
 from tests.fixtures.parties import PATIENCE
 
@@ -89,13 +90,10 @@ def project(folder: Path, url: URL, kind: str, revisions: int) -> None:
 
     ini = Config(str(folder / "alembic.ini"))
     command.init(ini, str(folder / "migrations"), template=template(kind))
-    text = url.render_as_string(hide_password=False).replace("%", "%%")
-    path = folder / "alembic.ini"
-    lines = [
-        f"sqlalchemy.url = {text}" if line.startswith("sqlalchemy.url") else line
-        for line in path.read_text().splitlines()
-    ]
-    path.write_text("\n".join(lines))
+    text, path = url.render_as_string(hide_password=False).replace("%", "%%"), folder / "alembic.ini"
+    path.write_text(
+        re.sub(r"^sqlalchemy\.url = .*$", lambda _: f"sqlalchemy.url = {text}", path.read_text(), flags=re.M)
+    )
     down = None
     for number in range(revisions):
         create = 'op.execute("CREATE TABLE ran (revision VARCHAR(9) PRIMARY KEY)")' if not number else "pass"
@@ -124,20 +122,12 @@ def upgraded(folder: Path, processes: int) -> list[tuple[int | None, str]]:
 )
 def test_of_several_processes_one_migrates(fresh: Fresh, tmp_path: Path, server: str, driver: str) -> None:
     url = fresh(server, driver)
-    asynchronous = (server, driver) in ASYNC
-    project(tmp_path, url, "async" if asynchronous else "generic", 3)
+    project(tmp_path, url, "async" if (server, driver) in ASYNC else "generic", 3)
     ended = upgraded(tmp_path, 4)
     assert [code for code, _ in ended] == [0] * 4, "\n".join(text for _, text in ended)
     upgrades = [text.count("Running upgrade") for _, text in ended]
     assert sorted(upgrades)[:3] == [0, 0, 0], "one runs everything, the others find nothing to do"
-    plain = (
-        url.set(
-            drivername={"asyncpg": "postgresql+psycopg", "aiomysql": "mysql+pymysql", "aiosqlite": "sqlite"}[driver]
-        )
-        if asynchronous
-        else url
-    )
-    assert run(plain, "SELECT revision FROM ran ORDER BY revision") == [("r0",), ("r1",), ("r2",)]
+    assert run(synchronous(url), "SELECT revision FROM ran ORDER BY revision") == [("r0",), ("r1",), ("r2",)]
 
 
 def test_a_second_one_is_told_who_migrates(
@@ -236,7 +226,7 @@ def test_it_ends_with_its_process(url: URL) -> None:
 def test_what_the_role_limits_does_not_end_it(fresh: Fresh, server: str, driver: str) -> None:
     """A role's default level would give the holder a snapshot, which CREATE INDEX CONCURRENTLY waits for."""
     url = fresh(server, driver)
-    plain = url.set(drivername="postgresql+psycopg")
+    plain = synchronous(url)
     role = "ALTER ROLE CURRENT_USER IN DATABASE " + str(url.database)
     limits = {"idle_in_transaction_session_timeout": "'100ms'", "default_transaction_isolation": "'repeatable read'"}
     if server == "postgresql18":

@@ -12,7 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.alembic import check
-from tests.alembic.project import Fresh, Project, catalog, connected, installed, run, statements, tables
+from tests.alembic.project import Fresh, Project, catalog, connected, installed, run, statements, table, tables
 
 PLACED = [
     ("postgresql15", "psycopg", "revisions", {"schema": "Select"}),
@@ -66,7 +66,7 @@ def test_objects_of_the_app_are_not_dropped(fresh: Fresh, engine: tuple[str, str
     url = fresh(*engine)
     project = Project(tmp_path, url, "revisions")
     project.upgrade()
-    other = "lock.mine" if url.get_backend_name() in ("postgresql", "yugabytedb") else "lock_mine"
+    other = table(url, "mine")
     run(url, f"CREATE TABLE {other} (id int)")
     project.downgrade()
     assert run(url, f"SELECT count(*) FROM {other}") == [(0,)]

@@ -9,7 +9,7 @@ import sqlalchemy as sa
 from sqlalchemy.engine import URL
 
 import sqlalchemy_locks as sl
-from tests.alembic.project import Fresh, Project, catalog, execute, installed, run
+from tests.alembic.project import Fresh, Project, catalog, edit, execute, installed, run
 
 _VERSION_TABLE = "'version_table': config.get_main_option('version_table'), "
 _SEARCH_PATH = """
@@ -24,8 +24,7 @@ def tenants(path: Path, url: URL, installed_by: str = "revisions") -> list[Proje
     projects = []
     for name in ("acme", "globex"):
         project = Project(path / name, url, installed_by)
-        env = path / name / "env.py"
-        env.write_text(env.read_text().replace('"target_metadata":', f'{_VERSION_TABLE}"target_metadata":'))
+        edit(path / name / "env.py", '"target_metadata":', f'{_VERSION_TABLE}"target_metadata":')
         project.config.set_main_option("version_table", f"alembic_{name}'s")
         projects.append(project)
     return projects
@@ -70,10 +69,8 @@ def test_schemas_of_tenants_by_search_path(postgresql: URL, tmp_path: Path) -> N
     projects = []
     for name in ("acme", "globex"):
         project = Project(tmp_path / name, postgresql, "directives")
-        env = tmp_path / name / "env.py"
         begin = "        context.configure(connection=connection"
-        assert begin in env.read_text()
-        env.write_text(env.read_text().replace(begin, _SEARCH_PATH.format(name) + begin))
+        edit(tmp_path / name / "env.py", begin, _SEARCH_PATH.format(name) + begin)
         projects.append(project)
     acme, globex = projects
     acme.upgrade()

@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy.engine import URL
 
-from sqlalchemy_locks.alembic import Refused, check, include_name, steps
+from sqlalchemy_locks.alembic import Refused, include_name, steps
 from sqlalchemy_locks.health import examine
-from tests.alembic.conftest import ENGINES
-from tests.alembic.project import Project, catalog, connected, execute, installed, run, statements
+from tests.alembic.project import Project, by_schema, catalog, connected, drifts, installed, run, statements, table
 from tests.fixtures import second_step
 
 FIRST, SECOND = "0001", second_step.STEP
@@ -20,15 +19,6 @@ FIRST, SECOND = "0001", second_step.STEP
 @pytest.fixture(autouse=True)
 def _two_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     second_step.add(monkeypatch)
-
-
-def drifts(url: URL) -> list[str]:
-    with connected(url) as connection:
-        return check(connection)
-
-
-def table(url: URL, name: str) -> str:
-    return f"lock.{name}" if url.get_backend_name() in ("postgresql", "yugabytedb") else f"lock_{name}"
 
 
 def test_steps_one_by_one(url: URL, engine: tuple[str, str], tmp_path: Path) -> None:
@@ -67,19 +57,6 @@ def test_a_range_has_the_steps_between_its_ends(dialect: str) -> None:
         steps.between(SECOND, FIRST)
 
 
-@pytest.mark.parametrize("engine", ENGINES[1:], ids="-".join)
-def test_an_interrupted_downgrade_of_one_step_runs_again(url: URL, engine: tuple[str, str], tmp_path: Path) -> None:
-    commands = statements(engine[0].rstrip("0123456789"), "downgrade", (SECOND,))
-    project = Project(tmp_path, url, "directives", stepwise=True)
-    project.upgrade(FIRST)
-    first = catalog(url)
-    for number in range(1, len(commands) + 1):
-        project.upgrade(SECOND)
-        execute(url, "\n".join(commands[:number]))
-        project.downgrade(FIRST)
-        assert catalog(url) == first
-
-
 def test_a_step_that_is_not_installed_is_no_drift_but_a_warning(url: URL, tmp_path: Path) -> None:
     Project(tmp_path, url, "directives", stepwise=True).upgrade(FIRST)
     assert drifts(url) == []
@@ -92,7 +69,7 @@ def test_a_step_that_is_not_installed_is_no_drift_but_a_warning(url: URL, tmp_pa
 def test_drift_is_judged_by_the_last_step_that_declares_it(url: URL, tmp_path: Path) -> None:
     Project(tmp_path, url, "directives").upgrade()
     note = table(url, "note")
-    if url.get_backend_name() in ("postgresql", "yugabytedb"):
+    if by_schema(url):
         old = second_step.shipped("semaphore/semaphore_checked.sql")
         run(
             url,

@@ -10,13 +10,13 @@ from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.alembic import template
 from sqlalchemy_locks.alembic.steps import STEPS
-from tests.alembic.project import Fresh, catalog, execute, installed, run, tables
+from tests.alembic.project import Fresh, catalog, execute, installed, run, synchronous, tables
 from tests.fixtures.forks import main
 
-#: A driver of each kind, in the template that it is for; what the revisions make is compared on every engine elsewhere.
+#: A driver of each kind, in the template that it is for; SQLite has those of the README and of the docs' page below and
+#: in test_docs_page.py, and what the revisions make is compared on every engine elsewhere.
 DRIVERS = [
     ("generic", "postgresql18", "psycopg"),
-    ("generic", "sqlite", "pysqlite"),
     ("async", "postgresql15", "asyncpg"),
     ("async", "mysql", "aiomysql"),
 ]
@@ -52,7 +52,7 @@ def shell(tmp_path: Path) -> Shell:
 @pytest.mark.parametrize(("name", "server", "driver"), DRIVERS)
 def test_init_upgrade_downgrade_and_offline(fresh: Fresh, shell: Shell, name: str, server: str, driver: str) -> None:
     url = fresh(server, driver)
-    plain = fresh_driver(url)
+    plain = synchronous(url)
     shell.alembic("init", "-t", template(name), "migrations")
     shell.connect(url)
     shell.alembic("revision", "-m", "first")
@@ -68,13 +68,6 @@ def test_init_upgrade_downgrade_and_offline(fresh: Fresh, shell: Shell, name: st
     run(plain, "DROP TABLE alembic_version")
     execute(plain, shell.alembic("upgrade", "sqlalchemy_locks@head", "--sql"))
     assert catalog(plain) == made
-
-
-def fresh_driver(url: URL) -> URL:
-    """The same database, by a driver that needs no event loop."""
-    backend = url.get_backend_name()
-    driver = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql", "sqlite": "pysqlite"}
-    return url if backend == "yugabytedb" else url.set(drivername=f"{backend}+{driver[backend]}")
 
 
 def test_the_options_of_the_ini_file(fresh: Fresh, shell: Shell) -> None:

@@ -5,24 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import sqlalchemy as sa
 from alembic import command
-from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy.engine import URL
 
 from sqlalchemy_locks.alembic import Refused
 from sqlalchemy_locks.alembic.steps import STEPS
 from tests.alembic.conftest import ENGINES
-from tests.alembic.project import (
-    Fresh,
-    Project,
-    catalog,
-    execute,
-    installed,
-    run,
-    statements,
-)
+from tests.alembic.project import Fresh, Project, catalog, edit, execute, installed, run, statements
 
 HEAD = f"sqlalchemy_locks_{STEPS[-1]}"
 
@@ -126,22 +116,13 @@ def test_a_number_of_steps_drops_no_locks_beside_other_heads(postgresql: URL, tm
     assert catalog(postgresql) == {}
 
 
-def test_one_labelled_head(tmp_path: Path) -> None:
-    config = Project(tmp_path, sa.make_url("sqlite://"), "revisions").config
-    (head,) = ScriptDirectory.from_config(config).get_revisions("heads")
-    assert head is not None
-    assert head.revision == HEAD
-    assert head.branch_labels == {"sqlalchemy_locks"}
-
-
 @pytest.mark.parametrize("driver", ["yugabytedb", "psycopg2"])
 def test_a_failure_rolls_back_no_earlier_version_rows(fresh: Fresh, driver: str, tmp_path: Path) -> None:
     """Where DDL commits by itself: recognized by the dialect's name or, behind a postgresql:// URL, set in env.py."""
     url = fresh("yugabytedb", driver)
     project = Project(tmp_path, url, "revisions")
     if driver == "yugabytedb":
-        env = tmp_path / "env.py"
-        env.write_text(env.read_text().replace('"transaction_per_migration": True,', ""))
+        edit(tmp_path / "env.py", '"transaction_per_migration": True,', "")
     (tmp_path / "versions" / "b1.py").write_text(
         f"revision = 'b1'\ndown_revision = None\ndepends_on = '{HEAD}'\n"
         "def upgrade():\n    raise RuntimeError('as planned')\n"

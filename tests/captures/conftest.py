@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -12,20 +12,12 @@ from sqlalchemy import Engine
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.capture_models import Base
 from tests.fixtures.parties import connected
+from tests.fixtures.queues import MakeEngine, leveled
+
+__all__ = ["engine", "engine_to", "leveled"]
 
 #: PostgreSQL 18 gets the same statements as 15; it captures in the tests of the queue
 ENGINES = ["postgresql15", "yugabytedb", "mysql", "mariadb", "sqlite"]
-#: engine and isolation level of the caller's transaction; None: the engine's default
-LEVELS = [
-    ("postgresql15", None),
-    ("yugabytedb", None),
-    ("mysql", "READ COMMITTED"),
-    ("mysql", "REPEATABLE READ"),
-    ("mariadb", "READ COMMITTED"),
-    ("mariadb", "REPEATABLE READ"),
-]
-
-MakeEngine = Callable[..., Engine]
 _databases: dict[str, str] = {}
 
 
@@ -56,10 +48,3 @@ def engine_to(servers: Servers) -> Iterator[MakeEngine]:
 @pytest.fixture(params=ENGINES)
 def engine(engine_to: MakeEngine, request: pytest.FixtureRequest) -> Engine:
     return engine_to(request.param)
-
-
-@pytest.fixture(params=LEVELS, ids=lambda level: " ".join(filter(None, level)))
-def leveled(engine_to: MakeEngine, request: pytest.FixtureRequest) -> Engine:
-    """An engine with row locks, at an isolation level that an app may use."""
-    name, level = request.param
-    return engine_to(name, isolation_level=level)

@@ -24,13 +24,13 @@ from sqlalchemy import (
 )
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session, selectinload, with_loader_criteria
-from sqlalchemy.orm.exc import StaleDataError
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from tests.captures.conftest import MakeEngine, _databases
-from tests.fixtures.capture_models import Animal, Cat, Dog, Engineer, Line, Order, Part, Status
+from tests.fixtures.capture_models import Line, Order, Part, Status
 from tests.fixtures.parties import PATIENCE, all_of, async_connected, later, locked_rows
+from tests.fixtures.queues import ASYNC
 
 ORDERS = Order.__table__
 
@@ -198,27 +198,6 @@ def test_entities_are_refreshed_in_the_identity_map(engine: Engine) -> None:
         assert not session.dirty
 
 
-def test_pending_objects_are_flushed_first(engine: Engine) -> None:
-    with Session(engine) as session:
-        session.add(Order(id=1))
-        assert session.scalars(paid(2)).one().id == 1
-
-
-def test_a_capture_increments_the_version_counter(engine: Engine) -> None:
-    fill(engine, *orders(1))
-    with Session(engine) as early, Session(engine) as session:
-        order = early.get_one(Order, 1)
-        early.expunge(order)
-        early.rollback()
-        session.scalars(paid(1)).one()
-        session.commit()
-        order.status = "cancelled"
-        early.add(order)
-        with pytest.raises(StaleDataError):
-            early.flush()
-        early.rollback()
-
-
 def test_a_rollback_undoes_the_capture(engine: Engine) -> None:
     fill(engine, *orders(2))
     with Session(engine) as session:
@@ -229,27 +208,6 @@ def test_a_rollback_undoes_the_capture(engine: Engine) -> None:
         connection.rollback()
     with Session(engine) as session:
         assert session.scalar(select(func.count()).where(Order.status == "paid", Order.version == 1)) == 2
-
-
-def test_only_rows_of_a_single_table_subclass(engine: Engine) -> None:
-    fill(engine, Cat(id=1), Dog(id=2), Cat(id=3))
-    with Session(engine) as session:
-        cats = session.scalars(sl.capture(Cat, where=Cat.fed == 0, values={"fed": 1}, order_by=Cat.id, limit=9)).all()
-        assert [(type(cat), cat.id, cat.fed) for cat in cats] == [(Cat, 1, 1), (Cat, 3, 1)]
-        rest = session.scalars(sl.capture(Animal, where=Animal.fed == 0, values={"fed": 1}, limit=9)).all()
-        assert [(type(animal), animal.id) for animal in rest] == [(Dog, 2)]
-
-
-def test_a_class_with_joined_table_inheritance(engine: Engine) -> None:
-    fill(engine, *(Engineer(id=n, name=f"n{n}") for n in range(1, 5)))
-    operation = sl.capture(
-        Engineer, where=Engineer.busy == 0, values={"busy": 1}, order_by=Engineer.name.desc(), limit=2
-    )
-    with Session(engine) as session:
-        taken = session.scalars(operation).all()
-        assert [(each.name, each.busy) for each in taken] == [("n4", 1), ("n3", 1)]
-    with pytest.raises(ValueError, match="not a column of engineer"):
-        sl.capture(Engineer, values={"name": "x"})
 
 
 def test_criteria_and_options_of_the_session_apply(engine: Engine) -> None:
@@ -367,13 +325,6 @@ def test_setting_a_key_locks_for_update() -> None:
         for column in ("a", "b", "c", "d")
     }
     assert locks == {"a": True, "b": True, "c": True, "d": False}
-
-
-ASYNC = [
-    ("postgresql15", "asyncpg"),
-    ("mysql", "aiomysql"),
-    ("sqlite", "aiosqlite"),
-]
 
 
 @pytest.mark.parametrize(("name", "driver"), ASYNC)

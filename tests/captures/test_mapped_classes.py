@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, select
+from sqlalchemy import Engine, inspect, select
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.ext.declarative import ConcreteBase
 from sqlalchemy.orm import (
@@ -26,8 +26,7 @@ from tests.captures.conftest import MakeEngine, _databases
 from tests.captures.test_capture import fill, orders, paid
 from tests.fixtures.capture_models import Car, Flower, Label, Line, Order, Parcel, Plant, Stamp, Taxi, Tree, Vehicle
 from tests.fixtures.parties import async_connected
-
-KINDS = ["postgresql15", "mysql", "mariadb", "sqlite"]
+from tests.fixtures.queues import ASYNC, KINDS
 
 
 @pytest.fixture(params=KINDS)
@@ -52,8 +51,9 @@ def test_a_capture_returns_subclass_entities(kind: Engine, entity: Any) -> None:
     column = {"values": {"state": "busy"}, "where": Vehicle.state == "new"}
     if entity is not Vehicle:
         column = {"values": {"seats": 7}, "where": Car.seats != 7}
-    operation = sl.capture(entity, **column, order_by=entity.id, limit=2)
-    expected = {Vehicle: [Vehicle, Car], Car: [Car, Taxi], Taxi: [Taxi, Taxi]}[entity]
+    # in the order of a column of the parent's table
+    operation = sl.capture(entity, **column, order_by=(entity.kind, entity.id), limit=2)
+    expected = {Vehicle: [Car, Taxi], Car: [Car, Taxi], Taxi: [Taxi, Taxi]}[entity]
     with Session(kind) as session, Session(kind) as other:
         taken = session.scalars(operation).all()
         assert [type(each) for each in taken] == expected
@@ -62,7 +62,9 @@ def test_a_capture_returns_subclass_entities(kind: Engine, entity: Any) -> None:
         # MariaDB locks the rows of all tables that it joins
         if entity is not Taxi and kind.dialect.name in ("postgresql", "mysql"):
             rest = other.scalars(operation).all()
-            assert [type(each) for each in rest] == {Vehicle: [Taxi, Taxi], Car: [Taxi]}[entity]
+            assert [type(each) for each in rest] == {Vehicle: [Taxi, Vehicle], Car: [Taxi]}[entity]
+    with pytest.raises(ValueError, match="not a column of car"):
+        sl.capture(Car, values={"state": "busy"})
 
 
 def test_subclasses_that_are_loaded_with_their_parent(kind: Engine) -> None:
@@ -75,6 +77,14 @@ def test_subclasses_that_are_loaded_with_their_parent(kind: Engine) -> None:
         tree, flower = taken[1:]
         assert [type(each) for each in taken] == [Plant, Tree, Flower]
         assert (tree.state, tree.height, flower.colour) == ("busy", 3, "red")
+
+
+def test_locks_give_detached_entities(kind: Engine) -> None:
+    fill(kind, *orders(2))
+    taken = sl.Locks(kind).run(paid(5))
+    assert [(inspect(order).detached, order.status) for order in taken] == [(True, "shipping")] * 2
+    with Session(kind) as session:
+        assert session.scalars(select(Order.status)).all() == ["shipping"] * 2
 
 
 @pytest.mark.parametrize("limit", [1, 2])
@@ -98,9 +108,7 @@ def test_loader_options_apply_to_captured_entities(kind: Engine, load: Any) -> N
         assert [[line.id for line in order.lines] for order in taken] == [[1, 11], [2, 12]]
 
 
-@pytest.mark.parametrize(
-    ("name", "driver"), [("postgresql15", "asyncpg"), ("sqlite", "aiosqlite"), ("mysql", "aiomysql")]
-)
+@pytest.mark.parametrize(("name", "driver"), ASYNC)
 def test_an_async_session_loads_them_too(engine_to: MakeEngine, servers: Any, name: str, driver: str) -> None:
     fill_parcels(engine_to(name))
 

@@ -75,3 +75,11 @@ def postgresql(made: Callable[[str], str]) -> Cli:
 @pytest.fixture
 def sqlite(made: Callable[[str], str]) -> Cli:
     return Cli(made("sqlite"))
+
+
+@pytest.fixture
+def fresh(servers: Servers) -> Cli:
+    """The command line on an SQLite database of the test's own, with the locks."""
+    cli = Cli(servers.fresh("sqlite", PLAIN["sqlite"]))
+    cli("install")
+    return cli

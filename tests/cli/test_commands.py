@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
@@ -185,23 +186,52 @@ def test_status_shows_every_part(cli: Cli) -> None:
     locks.release(grant)
 
 
-def test_status_limits_rows_and_says_how_many_more(servers: Servers) -> None:
-    cli = Cli(servers.fresh("sqlite", "pysqlite"))
-    cli("install")
+def test_mutex_held_lists_taken_mutexes(cli: Cli) -> None:
     locks = cli.locks
+    for id in ("held-1", "held-2", "freed"):
+        assert locks.mutex.acquire(id, queue="seen", owner="web-1")
+    locks.mutex.release("freed", queue="seen")
+    rows: list[Any] = [row for row in locks.run(sl.Mutex().held()) if row.queue == "seen"]
+    assert [(row.id, row.owner) for row in rows] == [("held-1", "web-1"), ("held-2", "web-1")]
+    for row in rows:
+        assert row.acquired_at.tzinfo is not None
+        assert abs(datetime.now(timezone.utc) - row.acquired_at) < timedelta(hours=1)
+    assert len(locks.run(sl.Mutex().held(1))) == 1
+
+
+def test_timeout_listed_shows_free_in(cli: Cli) -> None:
+    locks = cli.locks
+    assert locks.once_per("taken", every=86400, queue="seen")
+    locks.run(sl.Timeout(every=60).create("never-taken", queue="seen", retries=3))
+    rows: list[Any] = locks.run(sl.Timeout().listed())
+    told = {row.id: row for row in rows if row.queue == "seen"}
+    assert (told["taken"].every, told["taken"].retries) == (86400, None)
+    assert 80000 < told["taken"].free_in <= 86400
+    assert (told["never-taken"].every, told["never-taken"].retries) == (60, 3)
+    assert told["never-taken"].free_in < 0
+
+
+def test_limit_below_one_is_refused() -> None:
+    for listing in (sl.Mutex().held, sl.Timeout().listed):
+        with pytest.raises(ValueError, match="limit is from 1 to 2147483647, not"):
+            listing(0)
+
+
+def test_status_limits_rows_and_says_how_many_more(fresh: Cli) -> None:
+    locks = fresh.locks
     for number in range(5):
         locks.run(sl.semaphore.create(f"s{number}", 2))
     assert locks.acquire({"s3": 2}, owner="web-1")
     assert locks.acquire({"s4": 1})
     locks.mutex.acquire("a")
-    told = cli.json("status", "--limit", "2")
+    told = fresh.json("status", "--limit", "2")
     assert [row["name"] for row in told["semaphores"]] == ["s3", "s4"]
     counts = {"semaphores": 5, "full": 1, "leases": 0, "leases_held": 0, "permits": 3, "mutexes": 1}
     assert {name: told["counts"][name] for name in counts} == counts
     assert told["at_least"] == []
-    shown = cli("status", "--limit", "2").stdout
+    shown = fresh("status", "--limit", "2").stdout
     assert shown.count("... and 3 more") == 1
-    assert "more" not in cli("status").stdout
+    assert "more" not in fresh("status").stdout
 
 
 def test_status_shows_keys_and_waiters(postgresql: Cli) -> None:
@@ -262,44 +292,38 @@ def test_status_without_key_list(sqlite: Cli) -> None:
     assert told["locks_error"] in sqlite("status").stdout
 
 
-def test_a_missing_step_is_reported_and_installed(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    cli = Cli(servers.fresh("sqlite", "pysqlite"))
-    cli("install")
+def test_a_missing_step_is_reported_and_installed(fresh: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     second_step.add(monkeypatch)
-    assert "0002 is missing" in cli("check").stdout
-    assert cli.json("install")["installed"] == ["0002"]
-    assert cli.json("check")["ok"] is True
+    assert "0002 is missing" in fresh("check").stdout
+    assert fresh.json("install")["installed"] == ["0002"]
+    assert fresh.json("check")["ok"] is True
 
 
-def test_a_missing_table_is_reported_by_its_part_alone(servers: Servers) -> None:
-    cli = Cli(servers.fresh("sqlite", "pysqlite"))
-    cli("install")
-    engine = create_engine(cli.url, poolclass=NullPool)
+def test_a_missing_table_is_reported_by_its_part_alone(fresh: Cli) -> None:
+    engine = create_engine(fresh.url, poolclass=NullPool)
     with engine.begin() as connection:
         for table in ("semaphore", "permit", "permit_request", "semaphore_history"):
             connection.exec_driver_sql(f"DROP TABLE lock_{table}")
-    told = cli.json("status")
+    told = fresh.json("status")
     assert told["semaphores"] is None
     assert told["queues"] == []
-    assert "not installed" in cli("status").stdout
-    assert cli.json("install", "--again")["installed"] == ["0001"]
-    assert cli.json("status")["semaphores"] == []
+    assert "not installed" in fresh("status").stdout
+    assert fresh.json("install", "--again")["installed"] == ["0001"]
+    assert fresh.json("status")["semaphores"] == []
 
 
-def test_install_after_revisions_is_refused(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    cli = Cli(servers.fresh("sqlite", "pysqlite"))
-    cli("install")
-    engine = create_engine(cli.url, poolclass=NullPool)
+def test_install_after_revisions_is_refused(fresh: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = create_engine(fresh.url, poolclass=NullPool)
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE lock_installed SET installed_by = 'revisions'")
     with monkeypatch.context() as patched:
         second_step.add(patched)
-        done = cli("install", code=2)
+        done = fresh("install", code=2)
     assert "was installed here by the shipped revisions" in done.stderr
     assert "Traceback" not in done.stderr
     with engine.begin() as connection:
         connection.exec_driver_sql("INSERT INTO lock_installed VALUES ('9999', 'revisions', '')")
-    assert cli.json("install", code=1)["newer"] == ["9999"]
+    assert fresh.json("install", code=1)["newer"] == ["9999"]
 
 
 def test_help_without_database() -> None:

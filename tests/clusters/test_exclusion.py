@@ -189,29 +189,6 @@ def test_what_one_node_only_would_hold_is_refused(cluster: Cluster) -> None:
         connection.execution_options(locks_one_node=True).execute(sl.lock.shared(unused()))
 
 
-def test_why_sharers_are_refused(cluster: Cluster) -> None:
-    """One that commits first has changed nothing, so nothing conflicts with the exclusive holder of another node."""
-    key, counter = unused(), cluster.counter()
-    with (
-        Session(cluster.engine(0).execution_options(locks_one_node=True)) as sharer,
-        Session(cluster.engine(1)) as writer,
-    ):
-        sharer.execute(sl.lock.shared(key))
-        writer.execute(sl.lock.exclusive(key))
-        add(writer, counter)
-        sharer.commit()
-        writer.commit()
-    assert cluster.number(counter) == 1
-    with (
-        Session(cluster.engine(0).execution_options(locks_one_node=True)) as sharer,
-        Session(cluster.engine(1)) as writer,
-    ):
-        sharer.execute(sl.lock.shared(key))
-        writer.execute(sl.lock.exclusive(key))
-        writer.commit()
-        until_lost(sharer)
-
-
 def test_guarded_write_and_release_on_two_nodes(cluster: Cluster) -> None:
     """Of a write under a grant, and the end of that grant elsewhere, the first one to commit does."""
     counter, name = cluster.counter(), unused()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,17 +9,11 @@ from sqlalchemy import Engine, NullPool, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from tests.fixtures.parties import ENGINES, all_of, connected, installed, unused
+from tests.fixtures.parties import ENGINES, all_of, connected, unused
 
 mutex = sl.Mutex()
 engines = pytest.mark.parametrize("name", ENGINES)
 everywhere = pytest.mark.parametrize("name", [*ENGINES, "yugabytedb"])
-
-
-@pytest.fixture
-def engine(servers: Any, name: str) -> Iterator[Engine]:
-    with connected(installed(servers, name), poolclass=NullPool) as engine:
-        yield engine
 
 
 def made(engine: Engine, many: int) -> tuple[str, list[str]]:

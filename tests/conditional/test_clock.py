@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timezone
 from functools import partial
-from typing import Any
 
 import pytest
-from sqlalchemy import Engine, NullPool, select, text
+from sqlalchemy import Engine, select, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks._utc_offsets import offsets_around, zone
+from sqlalchemy_locks.core.operation import build_context
 from sqlalchemy_locks.sql.clock import Epoch
 from sqlalchemy_locks.sql.tables import tables
-from tests.fixtures.parties import (
-    ENGINES,
-    INNODB,
-    PATIENCE,
-    SERVERS,
-    Watch,
-    connected,
-    in_one_day,
-    installed,
-    later,
-    until,
-    unused,
-)
+from tests.fixtures.parties import ENGINES, INNODB, PATIENCE, SERVERS, Watch, in_one_day, later, until, unused
 
 ZONES = {
     "postgresql15": ["SET TIME ZONE 'Asia/Kathmandu'", "SET TIME ZONE 'America/St_Johns'"],
@@ -37,15 +25,8 @@ ZONES = {
 }
 
 
-@pytest.fixture
-def engine(servers: Any, name: str) -> Iterator[Engine]:
-    with connected(installed(servers, name), poolclass=NullPool) as engine:
-        yield engine
-
-
 def stamp(session: Session, id: str) -> int:
-    dialect = session.get_bind().dialect.name
-    table = (tables("lock", "") if dialect == "postgresql" else tables(None, "lock_")).task_timeout
+    table = build_context(session.get_bind().dialect, {}).tables.task_timeout
     return int(session.scalars(select(table.c.ts).where(table.c.id == id)).one())
 
 
@@ -57,10 +38,10 @@ def now(engine: Engine) -> int:
 @pytest.mark.parametrize("name", SERVERS)
 @pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
 def test_timestamp_is_read_after_the_wait(
-    engine: Engine, watch: Callable[[str], Watch], name: str, isolation: str
+    id: str, engine: Engine, watch: Callable[[str], Watch], name: str, isolation: str
 ) -> None:
     """A holder rolls back after a while: the waiter's timestamp is later than the rollback."""
-    timeout, id = sl.Timeout(every=1), unused()
+    timeout = sl.Timeout(every=1)
     sl.Locks(engine).run(timeout.create(id))
     other = engine.execution_options(isolation_level=isolation)
     with Session(engine) as first, Session(other) as second:
@@ -80,9 +61,9 @@ def test_timestamp_is_read_after_the_wait(
 
 @pytest.mark.parametrize("name", INNODB)
 @pytest.mark.parametrize("waited", [1800, 7200, 86400 * 300])
-def test_timestamp_ignores_the_statement_start(engine: Engine, name: str, waited: int) -> None:
+def test_timestamp_ignores_the_statement_start(id: str, engine: Engine, name: str, waited: int) -> None:
     """``SET timestamp`` simulates a long wait: it sets the instant at which statements begin."""
-    timeout, mutex, id = sl.Timeout(every=60), sl.Mutex(), unused()
+    timeout, mutex = sl.Timeout(every=60), sl.Mutex()
     sl.Locks(engine).run(timeout.create(id))
     sl.Locks(engine).run(mutex.create(id))
     with Session(engine) as session:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from sqlalchemy import (
     Column,
     Engine,
     MetaData,
-    NullPool,
     String,
     Table,
     bindparam,
@@ -23,7 +21,7 @@ from sqlalchemy import (
 from sqlalchemy.orm import Session, aliased
 
 import sqlalchemy_locks as sl
-from tests.fixtures.parties import ENGINES, EVERYWHERE, connected, installed, unused
+from tests.fixtures.parties import ENGINES, EVERYWHERE, unused
 from tests.fixtures.task_models import Base, Import, imports
 
 mutex = sl.Mutex()
@@ -39,11 +37,11 @@ pages = Table(
 
 
 @pytest.fixture
-def engine(servers: Any, name: str) -> Iterator[Engine]:
-    with connected(installed(servers, name), poolclass=NullPool) as engine:
-        Base.metadata.create_all(engine)
-        metadata.create_all(engine)
-        yield engine
+def engine(engine: Engine) -> Engine:
+    """With the tables of an app."""
+    Base.metadata.create_all(engine)
+    metadata.create_all(engine)
+    return engine
 
 
 everywhere = pytest.mark.parametrize("name", [name for name in EVERYWHERE if name != "postgresql15-table"])
@@ -68,9 +66,9 @@ def write(book: str, number: int, body: str, token: int) -> sl.Operation[Any]:
 
 
 @everywhere
-def test_write_of_a_paused_holder_is_refused(engine: Engine, name: str) -> None:
+def test_write_of_a_paused_holder_is_refused(id: str, engine: Engine, name: str) -> None:
     """A acquires the mutex and is paused; an operator releases it; B acquires it and writes; A resumes."""
-    locks, id, book = sl.Locks(engine), unused(), page(engine, 1)
+    locks, book = sl.Locks(engine), page(engine, 1)
     stopped = locks.mutex.acquire_token(id)
     assert locks.run(mutex.release(id)) is True
     token = locks.mutex.acquire_token(id)
@@ -155,9 +153,7 @@ def test_condition_on_an_alias_does_not_select_the_row(engine: Engine, name: str
     )
     with pytest.raises(sl.StaleToken):
         locks.run(sl.fenced(sneaky, pages.c.fence, 5))
-    with engine.connect() as connection:
-        found = connection.scalars(select(pages.c.body).where(pages.c.book == book).order_by(pages.c.number)).all()
-    assert found == [None, "newer"]
+    assert bodies(engine, book) == [None, "newer"]
 
 
 def test_invalid_input_is_refused() -> None:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import CHAR, Boolean, Column, Engine, MetaData, NullPool, String, Table, Uuid, select, update
+from sqlalchemy import CHAR, Boolean, Column, Engine, MetaData, String, Table, Uuid, select, update
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.sql.tables import tables
+from sqlalchemy_locks.core.operation import build_context
 from tests.faults.drivers import clear, through_a_proxy
-from tests.fixtures.parties import EVERYWHERE, PATIENCE, Watch, connected, installed, later, until, unused
+from tests.fixtures.parties import EVERYWHERE, PATIENCE, Watch, later, until, unused
 
 mutex = sl.Mutex()
 #: one driver of each protocol: ``faults/test_death_at_statement.py`` has the others, and the operations one by one
@@ -20,10 +20,9 @@ protocols = pytest.mark.parametrize(("name", "driver"), [("postgresql15", "psyco
 
 
 @pytest.fixture
-def other(servers: Any, name: str) -> Iterator[Engine]:
-    """An engine connected to the server without a proxy."""
-    with connected(installed(servers, name), poolclass=NullPool) as engine:
-        yield engine
+def other(engine: Engine) -> Engine:
+    """Another process, connected to the server without a proxy."""
+    return engine
 
 
 def final(name: str) -> bytes:
@@ -38,9 +37,7 @@ def in_the_clear(servers: Any, name: str, driver: str) -> Any:
 
 def row(engine: Engine, id: str) -> Any:
     with engine.connect() as connection:
-        table = (
-            tables("lock", "").task_state if engine.dialect.name == "postgresql" else tables(None, "lock_").task_state
-        )
+        table = build_context(engine.dialect, {}).tables.task_state
         return connection.execute(select(table).where(table.c.id == id)).one()
 
 
@@ -49,7 +46,7 @@ def test_late_first_try_does_not_acquire_again(servers: Any, other: Engine, name
     """The server may execute a first try, whose connection died, after the second one and its release."""
     once = {"locks_nonce": "the call's"}
     hourly, [id, other_id] = sl.Timeout(every=3600), [unused(), unused()]
-    shipped = tables("lock", "") if other.dialect.name == "postgresql" else tables(None, "lock_")
+    shipped = build_context(other.dialect, {}).tables
     with other.connect() as connection:
         connection = connection.execution_options(isolation_level="AUTOCOMMIT")
         connection.execute(mutex.create(id))
@@ -66,8 +63,9 @@ def test_late_first_try_does_not_acquire_again(servers: Any, other: Engine, name
 
 
 @protocols
-def test_retried_release_frees_only_its_acquisition(servers: Any, other: Engine, name: str, driver: str) -> None:
-    id = unused()
+def test_retried_release_frees_only_its_acquisition(
+    id: str, servers: Any, other: Engine, name: str, driver: str
+) -> None:
     with in_the_clear(servers, name, driver) as (engine, proxy):
         locks, next_one = sl.Locks(engine), sl.Locks(other)
         assert locks.mutex.acquire(id) is True
@@ -83,8 +81,9 @@ def test_retried_release_frees_only_its_acquisition(servers: Any, other: Engine,
 
 
 @protocols
-def test_release_of_another_acquisition_is_not_retried(servers: Any, other: Engine, name: str, driver: str) -> None:
-    id = unused()
+def test_release_of_another_acquisition_is_not_retried(
+    id: str, servers: Any, other: Engine, name: str, driver: str
+) -> None:
     with in_the_clear(servers, name, driver) as (engine, proxy):
         locks, next_one = sl.Locks(engine), sl.Locks(other)
         assert next_one.mutex.acquire(id) is True
@@ -95,8 +94,7 @@ def test_release_of_another_acquisition_is_not_retried(servers: Any, other: Engi
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
-def test_second_release_does_not_free_the_next_holder(servers: Any, other: Engine, name: str) -> None:
-    id = unused()
+def test_second_release_does_not_free_the_next_holder(id: str, servers: Any, other: Engine, name: str) -> None:
     a, b = sl.Locks(other), sl.Locks(other)
     assert a.mutex.acquire(id) is True
     assert b.mutex.release(id) is True  # by an operator
@@ -111,8 +109,7 @@ def test_second_release_does_not_free_the_next_holder(servers: Any, other: Engin
 
 
 @protocols
-def test_retries_after_lost_replies_are_limited(servers: Any, other: Engine, name: str, driver: str) -> None:
-    id = unused()
+def test_retries_after_lost_replies_are_limited(id: str, servers: Any, other: Engine, name: str, driver: str) -> None:
     with in_the_clear(servers, name, driver) as (engine, proxy):
         locks = sl.Locks(engine)
         locks.run(mutex.create(id))
@@ -126,10 +123,9 @@ def test_retries_after_lost_replies_are_limited(servers: Any, other: Engine, nam
 
 @protocols
 def test_first_try_still_waiting_at_the_server(
-    servers: Any, other: Engine, watch: Callable[[str], Watch], name: str, driver: str
+    id: str, servers: Any, other: Engine, watch: Callable[[str], Watch], name: str, driver: str
 ) -> None:
     """Its connection is cut while it waits for the row; the two tries make one acquisition."""
-    id = unused()
     with in_the_clear(servers, name, driver) as (engine, proxy), Session(other) as holder:
         locks = sl.Locks(engine)
         locks.run(mutex.create(id, retries=5))
@@ -150,36 +146,36 @@ def test_first_try_still_waiting_at_the_server(
 
 @protocols
 @pytest.mark.parametrize("released", [True, False], ids=["released by another", "held"])
-def test_release_after_a_second_unknown_acquisition(servers: Any, name: str, driver: str, released: bool) -> None:
+def test_release_after_a_second_unknown_acquisition(
+    servers: Any, other: Engine, id: str, name: str, driver: str, released: bool
+) -> None:
     """Whichever of the two is the current one, it is released."""
-    id = unused()
-    with connected(installed(servers, name), poolclass=NullPool) as direct:
-        with in_the_clear(servers, name, driver) as (engine, proxy):
-            a, b = sl.Locks(engine), sl.Locks(direct)
-            assert a.mutex.acquire(id) is True
-            assert not released or b.mutex.release(id) is True
-            proxy.lose_answer(final(name), always=True)
-            with pytest.raises(sl.OutcomeUnknown):
-                a.mutex.acquire(id)
-            proxy.answer_all()
-            assert row(direct, id).acquired
-            assert a.mutex.release(id) is True
-            assert not row(direct, id).acquired
-            assert b.mutex.acquire(id) is True
-            assert a.mutex.release(id) is False
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        a, b = sl.Locks(engine), sl.Locks(other)
+        assert a.mutex.acquire(id) is True
+        assert not released or b.mutex.release(id) is True
+        proxy.lose_answer(final(name), always=True)
+        with pytest.raises(sl.OutcomeUnknown):
+            a.mutex.acquire(id)
+        proxy.answer_all()
+        assert row(other, id).acquired
+        assert a.mutex.release(id) is True
+        assert not row(other, id).acquired
+        assert b.mutex.acquire(id) is True
+        assert a.mutex.release(id) is False
 
 
 @protocols
-def test_error_after_a_lost_reply_is_outcome_unknown(servers: Any, name: str, driver: str) -> None:
-    id = unused()
+def test_error_after_a_lost_reply_is_outcome_unknown(
+    servers: Any, other: Engine, id: str, name: str, driver: str
+) -> None:
     with in_the_clear(servers, name, driver) as (engine, proxy):
         locks = sl.Locks(engine)
         locks.run(mutex.create(id))
         proxy.lose_answer(final(name), proxy.close)  # the server is no longer reachable
         with pytest.raises(sl.OutcomeUnknown):
             locks.mutex.acquire(id)
-    with connected(installed(servers, name), poolclass=NullPool) as direct:
-        assert row(direct, id).acquired
+    assert row(other, id).acquired
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
@@ -200,23 +196,22 @@ def test_lost_reply_about_an_unknown_name_is_no_doubt(servers: Any, name: str) -
 
 
 @protocols
-def test_set_retries_is_not_repeated(servers: Any, name: str, driver: str) -> None:
-    id = unused()
-    with connected(installed(servers, name), poolclass=NullPool) as direct:
-        with in_the_clear(servers, name, driver) as (engine, proxy):
-            locks, other = sl.Locks(engine), sl.Locks(direct)
-            locks.run(mutex.create(id, retries=0))
-            proxy.lose_answer(final(name), lambda: other.mutex.acquire(id) and other.mutex.release(id))
-            with pytest.raises(sl.OutcomeUnknown):
-                locks.run(mutex.set_retries(id, 1))
-            assert proxy.losses == 1
-            assert other.mutex.acquire(id) is False
+def test_set_retries_is_not_repeated(servers: Any, other: Engine, id: str, name: str, driver: str) -> None:
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks, next_one = sl.Locks(engine), sl.Locks(other)
+        locks.run(mutex.create(id, retries=0))
+        proxy.lose_answer(final(name), lambda: next_one.mutex.acquire(id) and next_one.mutex.release(id))
+        with pytest.raises(sl.OutcomeUnknown):
+            locks.run(mutex.set_retries(id, 1))
+        assert proxy.losses == 1
+        assert next_one.mutex.acquire(id) is False
 
 
 @pytest.mark.parametrize("type_", [CHAR(40), Uuid()], ids=repr)
 @protocols
-def test_nonce_is_recognized_in_any_column_type(servers: Any, name: str, driver: str, type_: Any) -> None:
-    id = unused()
+def test_nonce_is_recognized_in_any_column_type(
+    servers: Any, other: Engine, id: str, name: str, driver: str, type_: Any
+) -> None:
     own = Table(
         f"own_nonce_{abs(hash(repr(type_))) % 10**8}",
         MetaData(),
@@ -225,12 +220,11 @@ def test_nonce_is_recognized_in_any_column_type(servers: Any, name: str, driver:
         Column("nonce", type_),
     )
     mine = sl.Mutex(own, id=own.c.id, acquired=own.c.taken, token=own.c.nonce)
-    with connected(installed(servers, name), poolclass=NullPool) as direct:
-        own.create(direct, checkfirst=True)
-        with in_the_clear(servers, name, driver) as (engine, proxy):
-            locks = sl.Locks(engine)
-            locks.run(mine.create(id))
-            proxy.lose_answer(final(name))
-            assert locks.run(mine.acquire(id)) is True
-            assert proxy.losses == 1
-            assert locks.run(mine.acquire(id)) is False
+    own.create(other, checkfirst=True)
+    with in_the_clear(servers, name, driver) as (engine, proxy):
+        locks = sl.Locks(engine)
+        locks.run(mine.create(id))
+        proxy.lose_answer(final(name))
+        assert locks.run(mine.acquire(id)) is True
+        assert proxy.losses == 1
+        assert locks.run(mine.acquire(id)) is False

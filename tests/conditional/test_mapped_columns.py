@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 from uuid import uuid4
 
@@ -39,10 +38,10 @@ timeouts = sl.Timeout(Import, id=Import.name, ts=Import.ts, timeout=Import.perio
 
 
 @pytest.fixture
-def engine(servers: Any, name: str) -> Iterator[Engine]:
-    with connected(installed(servers, name), poolclass=NullPool) as engine:
-        Base.metadata.create_all(engine)
-        yield engine
+def engine(engine: Engine) -> Engine:
+    """With the tables of an app."""
+    Base.metadata.create_all(engine)
+    return engine
 
 
 engines = pytest.mark.parametrize("name", ENGINES)

@@ -9,16 +9,16 @@ import pytest
 from sqlalchemy import event
 
 import sqlalchemy_locks as sl
-from tests.fixtures.parties import async_connected, connected, installed, unused
+from tests.fixtures.parties import async_connected, connected, installed
 
 mutex = sl.Mutex()
 
 
 @pytest.mark.parametrize("driver", ["asyncpg", "psycopg"])
 @pytest.mark.parametrize("what", ["connect", "checkout"])
-def test_async_listener_that_leaves_a_transaction_open(servers: Any, driver: str, what: str) -> None:
+def test_async_listener_that_leaves_a_transaction_open(id: str, servers: Any, driver: str, what: str) -> None:
     """An acquisition in autocommit is committed, though the listener's transaction was open."""
-    url, id = installed(servers, "postgresql15", driver), unused()
+    url = installed(servers, "postgresql15", driver)
 
     def reads(raw: Any, *_: Any) -> None:
         cursor = raw.cursor()

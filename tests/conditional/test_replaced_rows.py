@@ -10,8 +10,7 @@ from sqlalchemy import Engine, insert, select, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from tests.fixtures.engines import MakeEngine
-from tests.fixtures.parties import ENGINES, PATIENCE, Watch, later, unused
+from tests.fixtures.parties import ENGINES, PATIENCE, Watch, later
 
 MUTEX = sl.Mutex()
 
@@ -23,10 +22,10 @@ def table_of(engine: Engine, name: str) -> Any:
 @pytest.mark.parametrize("holds", [False, True], ids=["free", "held"])
 @pytest.mark.parametrize("name", ENGINES)
 def test_waiting_acquire_never_makes_two_holders(
-    name: str, holds: bool, engine_to: MakeEngine, watch: Callable[[str], Watch]
+    id: str, name: str, holds: bool, engine: Engine, watch: Callable[[str], Watch]
 ) -> None:
     """PostgreSQL's UPDATE misses the new row, and answers ``False`` though it is free."""
-    engine, watched, id = engine_to(name), watch(name), unused()
+    watched = watch(name)
     table = table_of(engine, "task_state")
     row = {"queue_id": "default", "id": id, "fence": 6}
     with engine.begin() as connection:
@@ -45,10 +44,10 @@ def test_waiting_acquire_never_makes_two_holders(
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_waiting_fenced_write_is_judged_by_the_replacement(
-    name: str, engine_to: MakeEngine, watch: Callable[[str], Watch]
+    id: str, name: str, engine: Engine, watch: Callable[[str], Watch]
 ) -> None:
     """PostgreSQL's UPDATE misses the new row, and answers ``False``: nothing is written."""
-    engine, watched, id = engine_to(name), watch(name), unused()
+    watched = watch(name)
     table = table_of(engine, "task_state")
     row = {"queue_id": "default", "id": id, "acquired": 0, "fence": 5}
     write = update(table).where(table.c.id == id, table.c.queue_id == "default").values(owner="written")

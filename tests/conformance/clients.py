@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from sqlalchemy import Engine, create_engine
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from tests.conformance.faces import Loop
+from tests.conformance.faces import Blocking, Loop
 
 T = TypeVar("T")
 
@@ -129,7 +129,7 @@ class _Executing(Client):
 
 class ViaSession(_Executing):
     def setup(self) -> None:
-        self.session = Session(self.place.engine)
+        self.session: Any = Session(self.place.engine)
 
     def scalar(self, operation: Any) -> Any:
         return self.session.scalar(operation)
@@ -159,11 +159,11 @@ class ViaConnection(_Executing):
 class ViaLocks(Client):
     accumulates = False
     transient = True
+    block: Any = None
+    held: Any = None
 
     def setup(self) -> None:
-        self.locks = sl.Locks(self.place.engine)
-        self.block: Any = None
-        self.held: Any = None
+        self.locks: Any = sl.Locks(self.place.engine)
 
     def _enter(self, key: Any, shared: bool, timeout: float | None) -> None:
         # in the client's own thread, since a thread can't hold what it holds already
@@ -204,81 +204,18 @@ class ViaLocks(Client):
         super().close()
 
 
-class _Asynchronous(Client):
+class ViaAsyncSession(ViaSession):
     asynchronous = True
 
     def setup(self) -> None:
-        self.await_(self.asetup(self.place.engine))
-
-    def await_(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        result: T = self.place.loop.result(coroutine)
-        return result
-
-    async def asetup(self, engine: AsyncEngine) -> None:
-        raise NotImplementedError
-
-    async def aclose(self) -> None:
-        raise NotImplementedError
-
-    def disconnect(self) -> None:
-        self.await_(self.aclose())
+        self.session: Any = Blocking(AsyncSession(self.place.engine), self.place.loop)
 
 
-class ViaAsyncSession(_Asynchronous, _Executing):
-    async def asetup(self, engine: AsyncEngine) -> None:
-        self.session = AsyncSession(engine)
+class ViaAsyncLocks(ViaLocks):
+    asynchronous = True
 
-    def scalar(self, operation: Any) -> Any:
-        return self.await_(self.session.scalar(operation))
-
-    def end(self, *, rollback: bool = False) -> None:
-        self.await_(self.session.rollback() if rollback else self.session.commit())
-
-    async def aclose(self) -> None:
-        await self.session.close()
-
-
-class ViaAsyncLocks(_Asynchronous):
-    accumulates = False
-    transient = True
-
-    async def asetup(self, engine: AsyncEngine) -> None:
-        self.locks = sl.AsyncLocks(engine)
-        self.block: Any = None
-        self.held: Any = None
-
-    async def _enter(self, key: Any, shared: bool, timeout: float | None) -> None:
-        block = (self.locks.shared if shared else self.locks.exclusive)(key, timeout=timeout)
-        self.held = await block.__aenter__()
-        self.block = block
-
-    def hold(self, key: Any, *, shared: bool = False, wait: float | None = None) -> None:
-        self.await_(self._enter(key, shared, wait))
-
-    def try_hold(self, key: Any, *, shared: bool = False) -> bool:
-        try:
-            self.await_(self._enter(key, shared, 0))
-        except sl.LockTimeout:
-            return False
-        return True
-
-    def scalar(self, operation: Any) -> Any:
-        if self.held is not None:
-            return self.await_(self.held.session.scalar(operation))
-        return self.await_(self.locks.run(operation))
-
-    def end(self, *, rollback: bool = False) -> None:
-        block, self.block, self.held = self.block, None, None
-        if block is None:
-            return
-        error = RuntimeError("rolled back by the test") if rollback else None
-        self.await_(block.__aexit__(type(error) if error else None, error, None))
-
-    async def aclose(self) -> None:
-        block, self.block = self.block, None
-        if block is not None:
-            error = RuntimeError("closed by the test")
-            await block.__aexit__(type(error), error, None)
+    def setup(self) -> None:
+        self.locks: Any = Blocking(sl.AsyncLocks(self.place.engine), self.place.loop)
 
 
 SYNC: dict[str, type[Client]] = {"Session": ViaSession, "Connection": ViaConnection, "Locks": ViaLocks}

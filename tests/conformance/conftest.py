@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -16,7 +15,8 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.lock import innodb
 from tests.conformance.clients import ASYNC, SYNC, Client, Places
 from tests.conftest import PLAIN, PLAIN_OF_CLUSTERS, Servers
-from tests.fixtures.parties import PATIENCE, POOLED, waiting_writers
+from tests.fixtures.parties import POOLED, until, waiters
+from tests.fixtures.semaphores import expire
 
 T = TypeVar("T")
 
@@ -124,9 +124,8 @@ class World:
             return None
         return "lock_locked_keys" if self.is_innodb else "lock.locked_keys"
 
-    def client(self, isolation: str | None = None) -> Client:
-        options = {**self._options, **({"isolation_level": isolation} if isolation else {})}
-        client = (SYNC | ASYNC)[self.combination.runner](self._places, self.url, options)
+    def client(self) -> Client:
+        client = (SYNC | ASYNC)[self.combination.runner](self._places, self.url, self._options)
         self.clients.append(client)
         return client
 
@@ -134,50 +133,15 @@ class World:
         """A name that no other test has used."""
         return f"{what}:{next(_names)}"
 
-    def waits(self, future: Future[Any], before: int = 0) -> None:
+    def waits(self, future: Future[Any]) -> None:
         """Return when the server shows a lock waiter; fail when the call returned instead."""
-        deadline = time.monotonic() + PATIENCE
-        while self.waiting() <= before:
-            assert not future.done(), f"it did not wait: {future}"
-            assert time.monotonic() < deadline, "no waiter appeared"
-            # InnoDB refreshes its table of transactions only when it wasn't read for a tenth of a second
-            time.sleep(0.13 if self.is_innodb else 0.005)
-
-    def waiting(self) -> int:
-        """How many wait for a lock, by the server's own account."""
-        if self.is_sqlite:
-            return waiting_writers(self.plain)
-        with self.plain.connect() as connection:
-            if self.is_innodb:
-                return int(
-                    connection.scalar(
-                        text(
-                            "SELECT (SELECT count(*) FROM information_schema.innodb_trx WHERE trx_state = 'LOCK WAIT')"
-                            " + (SELECT count(*) FROM information_schema.processlist WHERE state = 'User lock'"
-                            " AND db = DATABASE())"
-                        )
-                    )
-                )
-            return int(
-                connection.scalar(
-                    text(
-                        "SELECT count(*) FROM pg_stat_activity"
-                        " WHERE datname = current_database() AND wait_event_type = 'Lock'"
-                    )
-                )
-            )
+        # InnoDB refreshes its table of transactions only when it wasn't read for a tenth of a second
+        until(lambda: waiters(self.plain), pause=0.13 if self.is_innodb else 0.005, unless=future)
 
     def age(self, grant: Any) -> None:
         """Make a grant a day older, as if it had been renewed a day earlier."""
-        day_ago = "renewed_at - INTERVAL 1 DAY" if self.is_innodb else "renewed_at - interval '1 day'"
-        if self.is_sqlite:
-            day_ago = "strftime('%Y-%m-%d %H:%M:%f', renewed_at, '-1 day')"
-        table = "lock_permit_request" if self.is_innodb or self.is_sqlite else "lock.permit_request"
         with self.plain.begin() as connection:
-            changed = connection.execute(
-                text(f"UPDATE {table} SET renewed_at = {day_ago} WHERE external_id = :id"), {"id": grant.external_id}
-            )
-            assert changed.rowcount == 1
+            expire(connection, grant)
 
     def despite_deadlocks(self, client: Client, turn: Callable[[], T]) -> T:
         """Take a turn again, as an app would: InnoDB may choose the client's own transaction as a deadlock's victim."""

@@ -131,10 +131,6 @@ def mutex(locks: Any) -> None:
     assert locks.mutex.release(name) is True
 
 
-def mutex_release(locks: Any) -> None:
-    assert locks.mutex.release(unused("mutex")) is False
-
-
 def bounded_mutex(locks: Any) -> None:
     name = unused("mutex")
     assert locks.run(sl.Mutex().create(name)) == 1
@@ -189,18 +185,6 @@ def permits(locks: Any) -> None:
     assert locks.release(grant) is sl.Released.RELEASED
     locks.run(sl.semaphore.resize(name, 3, by="ops"))
     locks.run(sl.semaphore.delete(name))
-
-
-def acquired(locks: Any) -> None:
-    locks.acquire({unused("room"): 1}, ttl=60, timeout=0)
-
-
-def released(locks: Any) -> None:
-    assert locks.release(unused("request")) is sl.Released.UNKNOWN
-
-
-def renewed(locks: Any) -> None:
-    assert locks.renew(unused("request")) is False
 
 
 def block_of_permits(locks: Any) -> None:

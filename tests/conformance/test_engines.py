@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from sqlalchemy import NullPool, create_engine, inspect
+from sqlalchemy import NullPool, create_engine
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import SingletonThreadPool, StaticPool
 
@@ -76,17 +76,6 @@ def locks(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Any]:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_does_what_it_says(locks: Any, operation: str) -> None:
     OPERATIONS[operation](locks)
-
-
-def test_another_schema_leaves_no_fallback(servers: Servers) -> None:
-    """The databases above have no schema ``lock`` to which operations could fall back."""
-    database = servers.database("postgresql15")
-    url = servers.url("postgresql15", "psycopg", database)
-    install(url, schema="elsewhere")
-    with opened(SYNC, url) as (locks, engine):
-        assert "lock" not in inspect(engine).get_schema_names()
-        with pytest.raises(sl.NotInstalled), locks.exclusive("a"):
-            pass
 
 
 @pytest.mark.parametrize("pool", [StaticPool, SingletonThreadPool])

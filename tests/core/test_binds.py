@@ -16,7 +16,6 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column, sess
 
 import sqlalchemy_locks as sl
 from tests.conftest import install
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import connected, seen, unused
 
 
@@ -104,6 +103,9 @@ EVERY = [
     lambda: sl.lock.create("a"),
     lambda: sl.lock.row(Book, 1),
     lambda: sl.lock.row(Book.__table__, 1),
+    lambda: sl.Queue().put({}),
+    lambda: sl.Queue().capture(2),
+    lambda: sl.Mutex().create("a"),
 ]
 
 
@@ -118,9 +120,6 @@ def test_a_splitting_session_sends_locks_to_the_writer(two: tuple[Engine, Engine
             assert (read, bool(written)) == ([], True), make().name
 
 
-SHARDED = [*EVERY, lambda: sl.Queue().put({}), lambda: sl.Queue().capture(2), lambda: sl.Mutex().create("a")]
-
-
 def sharded(shards: Any) -> dict[str, Any]:
     """The arguments of a ShardedSession that sends what has no shard to all of them."""
     return {
@@ -132,25 +131,22 @@ def sharded(shards: Any) -> dict[str, Any]:
 
 
 def test_one_execution_reaches_one_shard(two: tuple[Engine, Engine]) -> None:
-    for make in SHARDED:
-        reaches_one_shard(*two, make)
-
-
-def reaches_one_shard(one: Engine, other: Engine, make: Any) -> None:
-    with ShardedSession(**sharded({"one": one, "other": other})) as session:
-        with seen(other) as at_other, pytest.raises(sl.Unsupported, match=r"bind_arguments=.*set_shard_id"):
-            session.execute(make())
-        assert at_other == []
-        session.rollback()
-        for operation, named in (
-            (make(), {"bind_arguments": {"shard_id": "other"}}),
-            (make().options(set_shard_id("other")), {}),
-            (make().execution_options(_sa_shard_id="other"), {}),
-        ):
-            with seen(one) as at_one, seen(other) as at_other:
-                session.execute(operation, **named)
-            assert (at_one, bool(at_other)) == ([], True)
-        session.rollback()
+    one, other = two
+    for make in EVERY:
+        with ShardedSession(**sharded({"one": one, "other": other})) as session:
+            with seen(other) as at_other, pytest.raises(sl.Unsupported, match=r"bind_arguments=.*set_shard_id"):
+                session.execute(make())
+            assert at_other == []
+            session.rollback()
+            for operation, named in (
+                (make(), {"bind_arguments": {"shard_id": "other"}}),
+                (make().options(set_shard_id("other")), {}),
+                (make().execution_options(_sa_shard_id="other"), {}),
+            ):
+                with seen(one) as at_one, seen(other) as at_other:
+                    session.execute(operation, **named)
+                assert (at_one, bool(at_other)) == ([], True)
+            session.rollback()
 
 
 def test_one_execution_reaches_one_shard_of_an_async_session(two: tuple[Engine, Engine]) -> None:
@@ -181,9 +177,8 @@ def test_a_listener_may_execute_it_again_after_an_error(two: tuple[Engine, Engin
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql"])
-def test_the_session_of_a_block_joins_the_locks_transaction(engine_to: MakeEngine, name: str) -> None:
+def test_the_session_of_a_block_joins_the_locks_transaction(engine: Engine) -> None:
     """However the session class routes: ``held.session`` works in the lock's own transaction."""
-    engine = engine_to(name)
     maker = sessionmaker(engine, class_=routing(engine, engine))
     key = unused()
     with sl.Locks(maker).exclusive(key) as held:

@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, text
 
 import sqlalchemy_locks as sl
+from tests.core.test_compile import MAKE
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import seen, unused
 
@@ -54,20 +55,8 @@ def test_fifty_keys_are_fifty_keys(engine_to: MakeEngine, shared: bool) -> None:
 
 
 def operations() -> list[Any]:
-    return [
-        sl.lock.exclusive(unused()),
-        sl.lock.exclusive(unused(), allow_stale=True),
-        sl.lock.exclusive(unused()).execution_options(locks_wait=5),
-        sl.lock.shared(unused()),
-        sl.lock.shared(unused()).execution_options(locks_wait=5),
-        sl.lock.try_exclusive(unused()),
-        sl.lock.try_shared(unused()),
-        sl.lock.unlock(unused()),
-        sl.lock.vacuum(),
-        sl.lock.create(unused(), unused()),
-        sl.lock.session_exclusive(unused()),
-        sl.lock.session_unlock(unused()),
-    ]
+    waits = [make(unused()).execution_options(locks_wait=5) for make in (sl.lock.exclusive, sl.lock.shared)]
+    return [*waits, *(make() for name, make in MAKE.items() if not name.startswith("lock.row"))]
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])

@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, String, Table, create_engine
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, create_engine
 from sqlalchemy.dialects import mssql, oracle
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import CompileError
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 import sqlalchemy_locks as sl
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import seen, unused
 
 KEY = sl.lock.key("a")
@@ -108,9 +107,8 @@ def test_another_schema_at_compile_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
-def test_compiled_is_what_is_executed(engine_to: MakeEngine, name: str) -> None:
+def test_compiled_is_what_is_executed(engine: Engine) -> None:
     """With the dialect of a live engine, which knows its server, wherever there is one statement."""
-    engine = engine_to(name)
     compared = 0
     with engine.connect() as connection:
         connection.execute(sl.lock.exclusive(unused()))  # execute the checks that are made once per engine

@@ -127,6 +127,7 @@ def sentry() -> Iterator[KeptEnvelopes]:
         traces_sample_rate=1.0,
         transport=transport,
         auto_session_tracking=False,
+        enable_backpressure_handling=False,  # its thread, for which the test would wait, sleeps ten seconds
         default_integrations=False,
         integrations=[SqlalchemyIntegration()],
     )

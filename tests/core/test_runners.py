@@ -6,17 +6,16 @@ import asyncio
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ASYNC, ENGINES, async_connected, installed, unused
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_each_way_of_a_connection_and_a_session(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+def test_each_way_of_a_connection_and_a_session(engine: Engine) -> None:
     operation = sl.lock.try_exclusive(unused())
     with engine.begin() as connection:
         assert connection.execute(operation).scalar() is True

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, NullPool, make_url
-from sqlalchemy.engine import URL
-from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
@@ -16,8 +14,6 @@ from tests.conftest import install
 from tests.fixtures.parties import EVERYWHERE, connected, unused
 
 NAMES = [name for name in EVERYWHERE if name != "sqlite"]
-#: the role's URL and the administrator's
-Urls = dict[str, tuple[URL, str]]
 LEVELS = [
     (name, level)
     for name in NAMES
@@ -26,58 +22,33 @@ LEVELS = [
 
 
 @pytest.fixture(scope="module")
-def urls() -> Urls:
+def urls() -> dict[str, str]:
+    """The URL of an unprivileged role, to a database of each server whose locks another role has installed."""
     return {}
 
 
-def of_a_role(servers: Any, urls: Urls, name: str) -> URL:
-    """The URL of an unprivileged role to a database whose locks another role has installed."""
+@pytest.fixture
+def engine(servers: Any, urls: dict[str, str], request: pytest.FixtureRequest) -> Iterator[Engine]:
+    name, level = request.param
     if name not in urls:
-        engine, _, locking = name.partition("-")
-        administrator = servers.fresh(engine, EVERYWHERE[name])
+        server, _, locking = name.partition("-")
+        administrator = servers.fresh(server, EVERYWHERE[name])
         role = f"role_{make_url(administrator).database}"
         innodb = name in ("mysql", "mariadb")
-        with connected(administrator, poolclass=NullPool, isolation_level="AUTOCOMMIT") as by:
-            with by.connect() as connection:
-                if innodb:
-                    connection.exec_driver_sql(f"CREATE USER '{role}'@'%%' IDENTIFIED BY 'secret'")
-                else:
-                    connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN")
-        install(administrator, grant_to=role, **({"locking": locking} if locking else {}))
-        urls[name] = make_url(administrator).set(username=role, password="secret"), administrator
-    return urls[name][0]
-
-
-@pytest.fixture
-def engine(servers: Any, urls: Urls, request: pytest.FixtureRequest) -> Iterator[Engine]:
-    name, level = request.param
-    url = of_a_role(servers, urls, name).render_as_string(hide_password=False)
-    with connected(url, isolation_level=level) as engine:
+        created = f"USER '{role}'@'%%' IDENTIFIED BY 'secret'" if innodb else f"ROLE {role} LOGIN"
+        with (
+            connected(administrator, poolclass=NullPool, isolation_level="AUTOCOMMIT") as by,
+            by.connect() as connection,
+        ):
+            connection.exec_driver_sql(f"CREATE {created}")
+        install(administrator, grant_to=role, locking=locking or "native")
+        url = make_url(administrator).set(username=role, password="secret")
+        urls[name] = url.render_as_string(hide_password=False)
+    with connected(urls[name], isolation_level=level) as engine:
         yield engine
 
 
 at_each_level = pytest.mark.parametrize("engine", LEVELS, indirect=True, ids="-".join)
-
-
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_error_of_a_missing_privilege_says_how_to_grant_it(servers: Any, name: str) -> None:
-    administrator = servers.fresh(name, EVERYWHERE[name])
-    role = f"role_{make_url(administrator).database}"
-    install(administrator)
-    with connected(administrator, poolclass=NullPool, isolation_level="AUTOCOMMIT") as by, by.connect() as connection:
-        if name == "postgresql15":
-            connection.exec_driver_sql(f"CREATE ROLE {role} LOGIN")
-        else:
-            connection.exec_driver_sql(f"CREATE USER '{role}'@'%%' IDENTIFIED BY 'secret'")
-            connection.exec_driver_sql(f"GRANT SELECT ON lock_installed TO '{role}'@'%%'")
-    url = make_url(administrator).set(username=role, password="secret").render_as_string(hide_password=False)
-    with connected(url) as engine:
-        operations: list[Any] = [sl.semaphore.create("s", 1), sl.Mutex().acquire("m"), sl.Queue().put(1)]
-        if name == "postgresql15":
-            operations.append(sl.lock.holders())  # elsewhere it reads no table of this library's
-        for operation in operations:
-            with pytest.raises(DBAPIError, match="sqlalchemy-locks install --grant-to"):
-                sl.Locks(engine).run(operation)
 
 
 @at_each_level

@@ -7,11 +7,12 @@ import sys
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks import health
+from sqlalchemy_locks.dialects import backend_for
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import unused
 
@@ -77,6 +78,21 @@ def test_chained_transactions_are_refused(engine_to: MakeEngine, name: str) -> N
     assert any("completion_type" in says for says in problems)
 
 
+def warnings(connection: Connection) -> list[str]:
+    findings = backend_for(connection.dialect).findings(connection)
+    return [each.says for each in findings if (each.subject, each.level) == ("storage engine", "warning")]
+
+
+@pytest.mark.parametrize(("name", "kept_by"), [("mysql", "MyISAM"), ("mariadb", "Aria")])
+def test_check_warns_of_tables_without_row_locks(engine_to: MakeEngine, name: str, kept_by: str) -> None:
+    with engine_to(name).connect() as connection:
+        assert not warnings(connection)
+        connection.execute(text(f"CREATE TABLE stored_page (id INTEGER PRIMARY KEY) ENGINE={kept_by}"))
+        (says,) = warnings(connection)
+        connection.execute(text("DROP TABLE stored_page"))
+    assert says.startswith(f"stored_page is kept by {kept_by}, which has no row locks")
+
+
 class Strict(sqlite3.Connection):
     """What connect(autocommit=False) of Python 3.12 gives: the next transaction begins with the end of the last one."""
 
@@ -99,6 +115,11 @@ class Loose(sqlite3.Connection):
     """What connect(autocommit=True) gives."""
 
     autocommit = True
+
+    def commit(self) -> None:
+        """Do nothing."""
+
+    rollback = commit
 
 
 def driver_arguments(autocommit: bool) -> dict[str, Any]:

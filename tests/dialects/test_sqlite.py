@@ -16,6 +16,7 @@ from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
 from tests.conftest import install
+from tests.dialects.test_settings import driver_arguments
 from tests.fixtures.parties import PATIENCE, async_connected, later
 
 PAGE = Table("page", MetaData(), Column("id", Integer, primary_key=True), Column("n", Integer))
@@ -186,18 +187,7 @@ def test_a_read_only_file_or_connection_is_refused(make: Make, path: Path, numbe
         engine.dispose()
 
 
-class Autocommit(sqlite3.Connection):
-    """What Python 3.12 makes of ``autocommit=True``."""
-
-    autocommit = True
-
-    def commit(self) -> None:
-        """Do nothing."""
-
-    rollback = commit
-
-
-AUTOCOMMIT = {"autocommit": True} if sys.version_info >= (3, 12) else {"factory": Autocommit}
+AUTOCOMMIT = driver_arguments(True)
 
 
 def test_a_driver_that_ignores_commit_is_refused(make: Make, path: Path) -> None:

@@ -5,19 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Integer, MetaData, Table, update
+from sqlalchemy import Column, Engine, Integer, MetaData, Table, update
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import INNODB, unused
 
 PAGE = Table("two_phase_page", MetaData(), Column("id", Integer, primary_key=True), Column("n", Integer))
 
 
 @pytest.mark.parametrize("name", INNODB)
-def test_locks_of_the_transaction_are_refused(engine_to: MakeEngine, name: str) -> None:
-    engine, key = engine_to(name), unused()
+def test_locks_of_the_transaction_are_refused(engine: Engine) -> None:
+    key = unused()
     PAGE.create(engine, checkfirst=True)
     locks = sl.Locks(engine)
     locks.run(sl.semaphore.create(key, 1))

@@ -6,18 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import (
-    Column,
-    Connection,
-    Engine,
-    Integer,
-    MetaData,
-    Table,
-    event,
-    make_url,
-    select,
-    text,
-)
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, event, make_url, select, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
@@ -43,8 +32,7 @@ def answers(engine: Engine, asked: str, answer: str = "1") -> None:
 
 
 @pytest.mark.parametrize("name", INNODB)
-def test_innodb_rollback_on_timeout_is_refused(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+def test_innodb_rollback_on_timeout_is_refused(engine: Engine) -> None:
     answers(engine, mysql._ASKED, "SELECT 'innodb_rollback_on_timeout', 'ON'")
     locks = sl.Locks(engine)
     for _ in range(2):
@@ -57,9 +45,8 @@ def test_innodb_rollback_on_timeout_is_refused(engine_to: MakeEngine, name: str)
 
 
 @pytest.mark.parametrize("name", INNODB)
-def test_server_with_innodb_read_only_is_refused(engine_to: MakeEngine, name: str) -> None:
+def test_server_with_innodb_read_only_is_refused(engine: Engine) -> None:
     """InnoDB then grants a row's lock to several sessions, and ``read_only`` is off."""
-    engine = engine_to(name)
     PAGE.create(engine, checkfirst=True)
     locks = sl.Locks(engine)
     locks.run(sl.lock.create("known"))
@@ -230,8 +217,7 @@ def test_mysql_url_to_mariadb_from_the_first_connection(servers: Any, name: str,
 
 
 @pytest.mark.parametrize("name", INNODB)
-def test_one_server_pays_nothing_for_clusters(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+def test_one_server_pays_nothing_for_clusters(engine: Engine) -> None:
     locks, key = sl.Locks(engine), unused()
     for _ in range(2):
         with seen(engine) as statements, locks.exclusive(key) as held:

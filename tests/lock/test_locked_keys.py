@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import connected, unused
 
 NAMES = ["postgresql15", "postgresql18"]
@@ -17,8 +16,7 @@ HELD = "SELECT key, mode, pid = pg_backend_pid(), ts IS NOT NULL FROM lock.locke
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_view_lists_each_held_key_with_its_mode(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+def test_view_lists_each_held_key_with_its_mode(engine: Engine) -> None:
     with engine.connect() as connection, engine.connect() as other:
         for n, key in enumerate(KEYS):
             connection.execute(sl.lock.shared(key) if n % 2 else sl.lock.exclusive(key))
@@ -31,8 +29,8 @@ def test_view_lists_each_held_key_with_its_mode(engine_to: MakeEngine, name: str
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql15-table", "yugabytedb"])
-def test_psql_and_the_library_use_the_same_lock(engine_to: MakeEngine, name: str) -> None:
-    engine, key = engine_to(name), unused()
+def test_psql_and_the_library_use_the_same_lock(engine: Engine) -> None:
+    key = unused()
     call = text("SELECT lock.exclusive(lock.key(:name))")
     with engine.connect() as psql, engine.connect() as library:
         psql.execute(call, {"name": key})

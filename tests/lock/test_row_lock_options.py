@@ -7,15 +7,7 @@ from typing import Any
 
 import pytest
 from sqlalchemy import Engine, event, inspect, update
-from sqlalchemy.orm import (
-    ORMExecuteState,
-    Session,
-    defer,
-    joinedload,
-    load_only,
-    selectinload,
-    with_loader_criteria,
-)
+from sqlalchemy.orm import ORMExecuteState, Session, defer, joinedload, load_only, selectinload, with_loader_criteria
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN

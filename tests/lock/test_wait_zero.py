@@ -5,17 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
-from sqlalchemy import Table, select
+from sqlalchemy import Engine, Table, select
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import BRIEFLY, EVERYWHERE, unused
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_zero_wait_acquires_only_what_is_free(engine_to: MakeEngine, name: str) -> None:
-    key, engine = sl.lock.key(unused()), engine_to(name)
+def test_zero_wait_acquires_only_what_is_free(engine: Engine, name: str) -> None:
+    key = sl.lock.key(unused())
     exclusive, shared = (make(key).execution_options(locks_wait=0) for make in (sl.lock.exclusive, sl.lock.shared))
     sl.Locks(engine).run(sl.lock.create(key))
     with engine.connect() as one, engine.connect() as two:
@@ -33,8 +32,8 @@ def test_zero_wait_acquires_only_what_is_free(engine_to: MakeEngine, name: str) 
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_timeout_in_a_session_names_the_lock(engine_to: MakeEngine, name: str) -> None:
-    key, engine = unused(), engine_to(name)
+def test_timeout_in_a_session_names_the_lock(engine: Engine, name: str) -> None:
+    key = unused()
     table: Table = build_context(engine.dialect, {}).tables.semaphore
     for operation in (sl.lock.create(key), sl.semaphore.create(key, 1), sl.Mutex().create(key)):
         sl.Locks(engine).run(operation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from sqlalchemy import text
 import sqlalchemy_locks as sl
 from tests.conformance.faces import ASYNC, OPERATIONS, SYNC, opened
 from tests.fixtures.parties import PATIENCE, async_connected, connected, later, until, unused
+from tests.pgbouncer.conftest import SIZE
 
 CASES = [(SYNC, "psycopg"), (SYNC, "psycopg2"), (ASYNC, "psycopg"), (ASYNC, "asyncpg")]
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
@@ -89,8 +91,18 @@ def test_tasks_in_autocommit(through: Any) -> None:
     asyncio.run(main())
 
 
+def prepared(through: Any) -> int:
+    """How many statements PgBouncer has prepared on its server connections."""
+    url, _ = through("psycopg2")
+    statement = text("SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'PGBOUNCER\\_%'")
+    with connected(url) as engine, contextlib.ExitStack() as opened:
+        # at the same time, and so one on each
+        together = [opened.enter_context(engine.connect()) for _ in range(SIZE)]
+        return sum(connection.scalar(statement) or 0 for connection in together)
+
+
 @pytest.mark.parametrize("driver", ["psycopg", "asyncpg"])
-def test_never_two_holders(driver: str, through: Any) -> None:
+def test_never_two_holders(driver: str, through: Any, release: str | None) -> None:
     """The tasks of two processes, on a third of the server connections that they would have without the pooler."""
     url, connect_args = through(driver)
     names = [unused() for _ in range(3)]
@@ -113,6 +125,7 @@ def test_never_two_holders(driver: str, through: Any) -> None:
                         await held.session.execute(text("SELECT 1"))
                         inside[name] -= 1
                     assert await locks.mutex.acquire(f"{name} {number}")
+                    assert not await locks.mutex.acquire(f"{name} {number}")
                     assert await locks.mutex.release(f"{name} {number}")
                     next(turns)
 
@@ -120,3 +133,6 @@ def test_never_two_holders(driver: str, through: Any) -> None:
 
     asyncio.run(main())
     assert next(turns) == 90
+    if release is not None:
+        # each statement often enough for psycopg, and known on every server connection
+        assert prepared(through)

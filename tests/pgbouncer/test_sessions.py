@@ -10,6 +10,7 @@ import pytest
 from sqlalchemy import NullPool
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.health import examine
 from tests.fixtures.parties import PATIENCE, connected, later, until, unused
 
 SESSION_MODE: dict[str, Any] = {"pool_mode": "session", "default_pool_size": 10}
@@ -72,3 +73,11 @@ def test_worker_polls(through: Any, caplog: pytest.LogCaptureFixture) -> None:
             running.result(PATIENCE)
         assert sorted(done) == list(range(5))
     assert caplog.text.count("instead of listening") == 1
+
+
+@pytest.mark.parametrize("driver", ["psycopg", "psycopg2"])
+def test_check_names_the_pooler(driver: str, through: Any) -> None:
+    url, connect_args = through(driver)
+    with connected(url, connect_args=connect_args) as engine, engine.connect() as connection:
+        (finding,) = (finding for finding in examine(connection) if finding.subject == "pooler")
+    assert (finding.level, "PgBouncer" in finding.says) == ("warning", True)

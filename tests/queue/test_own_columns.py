@@ -83,10 +83,6 @@ def engine(servers: Servers, name: str) -> Iterator[Engine]:
     engine.dispose()
 
 
-def name_of(engine: Engine) -> str:
-    return engine.dialect.name
-
-
 def tokens(engine: Engine) -> list[str]:
     with engine.connect() as connection:
         return list(connection.execute(select(Ticket.token)).scalars())
@@ -177,7 +173,7 @@ def test_listening_workers_are_notified(engine: Engine) -> None:
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_a_job_that_another_unique_column_refuses_is_an_error(engine: Engine) -> None:
-    if name_of(engine) in ("mysql", "mariadb"):  # where the INSERT would ignore it
+    if engine.dialect.name in ("mysql", "mariadb"):  # where the INSERT would ignore it
         with engine.connect() as connection, pytest.raises(sl.Unsupported, match="would ignore a job whose number"):
             connection.execute(invoices.put({"a": 1}))
         return
@@ -213,6 +209,6 @@ def test_the_payload_s_own_type_is_applied(engine: Engine) -> None:
         session.commit()
         assert session.scalars(text("SELECT payload FROM secret")).all() == ["terces"]
         assert [job.payload for job in session.scalars(secrets.capture(5))] == ["secret"]
-        if name_of(engine) != "sqlite":  # which ignores the length
+        if engine.dialect.name != "sqlite":  # which ignores the length
             with pytest.raises(DataError):
                 session.execute(secrets.put("longer than its column is"))

@@ -8,18 +8,7 @@ from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Engine,
-    Index,
-    MetaData,
-    String,
-    Table,
-    create_engine,
-    inspect,
-    select,
-)
+from sqlalchemy import JSON, BigInteger, Engine, Index, MetaData, String, Table, create_engine, inspect, select
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 from sqlalchemy.pool import NullPool
 
@@ -27,7 +16,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.queue.mixin import JobColumns
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.parties import connected
-from tests.fixtures.queues import ENGINES, silenced
+from tests.fixtures.queues import ENGINES, KINDS, silenced
 
 
 class Base(DeclarativeBase):
@@ -137,11 +126,9 @@ def test_an_entity_keeps_the_claim_of_its_capture(engine: Engine) -> None:
         second.commit()
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
-def test_entities_show_what_was_reported_of_them(servers: Servers, name: str) -> None:
-    engine = create_engine(servers.fresh(name, PLAIN[name]), poolclass=NullPool)
-    Base.metadata.create_all(engine)
-    if name == "sqlite":
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_entities_show_what_was_reported_of_them(engine: Engine) -> None:
+    if engine.dialect.name == "sqlite":
         sl.sqlite.begin_immediate(engine)
     with Session(engine) as session:
         session.execute(mails.put(1, 2, 3))
@@ -161,7 +148,6 @@ def test_entities_show_what_was_reported_of_them(servers: Servers, name: str) ->
         done.customer = "c"
         session.commit()
         assert (done.customer, done.version) == ("c", 4)
-    engine.dispose()
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "sqlite"])
@@ -192,8 +178,8 @@ def test_worker_runs_jobs_with_null_payloads(servers: Servers, name: str) -> Non
         assert seen == [None if number == 1 else {"number": number} for number in range(3)]
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
-def test_a_timestamp_without_time_zone_is_refused(servers: Servers, name: str) -> None:
+@pytest.mark.parametrize("engine", ["postgresql15", "yugabytedb"], indirect=True)
+def test_a_timestamp_without_time_zone_is_refused(engine: Engine) -> None:
     class Other(DeclarativeBase):
         pass
 
@@ -208,7 +194,6 @@ def test_a_timestamp_without_time_zone_is_refused(servers: Servers, name: str) -
         at: Mapped[datetime | None]
 
     tasks = sl.StateTransition(Task, id=Task.name, status=Task.status, updated_at=Task.at)
-    engine = create_engine(servers.url(name, PLAIN[name], servers.database(name)), poolclass=NullPool)
     for operation in (sl.Queue(Zoneless).capture(), sl.Queue(Zoneless).put(1), tasks.capture()):
         with engine.connect() as connection, pytest.raises(sl.Unsupported, match="must be DateTime"):
             connection.execute(operation)
@@ -256,11 +241,9 @@ class Push(Message):
     __mapper_args__ = {"polymorphic_identity": "push"}
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
-def test_a_queue_of_a_subclass_ignores_its_sisters(servers: Servers, name: str) -> None:
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_a_queue_of_a_subclass_ignores_its_sisters(engine: Engine) -> None:
     texts, pushes = sl.Queue(Sms), sl.Queue(Push)
-    engine = create_engine(servers.fresh(name, PLAIN[name]), poolclass=NullPool)
-    Base.metadata.create_all(engine)
 
     def counts(connection: Any) -> Any:
         return [[tuple(row)[1:5] for row in connection.execute(queue.stats())] for queue in (texts, pushes)]
@@ -287,4 +270,3 @@ def test_a_queue_of_a_subclass_ignores_its_sisters(servers: Servers, name: str) 
     with Session(engine) as session:
         assert [type(job) for job in session.scalars(texts.capture(9))] == [Sms, Sms]
         session.commit()
-    engine.dispose()

@@ -8,11 +8,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, create_engine, event, text
+from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.crowd import Filler
 from tests.fixtures.parties import locked_rows
 from tests.fixtures.queues import KINDS
 
@@ -22,48 +23,20 @@ FINISHED = int(os.environ.get("LOCKS_TEST_FINISHED", "20000"))
 
 queue, tasks = sl.Queue(), sl.StateTransition()
 
-#: a number for each row, from 1; and a UUID of it
-SERIES = {
-    "postgresql": ("generate_series(1, {n}) AS s(n)", "gen_random_uuid()", "clock_timestamp()"),
-    "mysql": (
-        "(WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {n}) SELECT n FROM s) AS s",
-        "replace(uuid(), '-', '')",
-        "utc_timestamp(6)",
-    ),
-    "sqlite": (
-        "(WITH RECURSIVE s(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n < {n}) SELECT n FROM s) AS s",
-        "lower(hex(randomblob(16)))",
-        "strftime('%Y-%m-%d %H:%M:%f000', 'now')",
-    ),
-}
-
 
 def family(engine: Engine) -> str:
     return engine.dialect.name.replace("mariadb", "mysql")
 
 
 def fill(engine: Engine) -> None:
-    series, uuid, now = SERIES[family(engine)]
-    job, task = ("lock.job", "lock.task") if engine.dialect.name == "postgresql" else ("lock_job", "lock_task")
-    columns = "external_id, payload, priority, attempts, started_at, completed_at"
-    with engine.begin() as connection:
-        if engine.dialect.name in ("mysql", "mariadb"):
-            for setting in ("cte_max_recursion_depth", "max_recursive_iterations"):
-                found = connection.execute(text("SHOW VARIABLES LIKE :name"), {"name": setting}).first()
-                if found:
-                    connection.execute(text(f"SET SESSION {setting} = 2000000"))
-        for number, ended in ((FINISHED, now), (WAITING, "NULL")):
-            many = series.format(n=number)
-            connection.execute(
-                text(f"INSERT INTO {job} ({columns}) SELECT {uuid}, '{{}}', n % 3, 0, {ended}, {ended} FROM {many}")
-            )
+    with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        filler = Filler(connection)
+        job = {"external_id": filler.uuid, "payload": "'{}'", "priority": "n % 3", "attempts": "0"}
+        for number, ended in ((FINISHED, filler.ago("0")), (WAITING, "NULL")):
+            filler.insert("job", number, **job, started_at=ended, completed_at=ended)
         for status, number in {"done": 6000, "failed": 3000, "in_progress": 300}.items():
-            many = series.format(n=number)
-            id = f"concat('{status}', n)" if family(engine) != "sqlite" else f"'{status}' || n"
-            connection.execute(text(f"INSERT INTO {task} (id, status) SELECT {id}, '{status}' FROM {many}"))
-        for table in (job, task):
-            analyze = "ANALYZE TABLE" if engine.dialect.name in ("mysql", "mariadb") else "ANALYZE"
-            connection.execute(text(f"{analyze} {table}"))
+            filler.insert("task", number, id=filler.text(status, "n"), status=f"'{status}'")
+        filler.analyze("job", "task")
 
 
 @pytest.fixture(params=KINDS)

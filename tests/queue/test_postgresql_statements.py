@@ -7,19 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from sqlalchemy import (
-    Column,
-    Connection,
-    Engine,
-    Integer,
-    MetaData,
-    Table,
-    Text,
-    create_engine,
-    func,
-    text,
-    update,
-)
+from sqlalchemy import Column, Connection, Engine, Integer, MetaData, Table, Text, create_engine, func, text, update
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
@@ -119,9 +107,9 @@ def test_captured_rows_are_updated_by_key(stale: Engine, limit: int) -> None:
 
 
 @pytest.fixture
-def pause(engine_to: MakeEngine, servers: Servers, request: pytest.FixtureRequest) -> Iterator[Connection]:
+def pause(engine_to: MakeEngine, name: str) -> Iterator[Connection]:
     """Stops statements with PAUSE_KEY until this connection commits."""
-    with engine_to(request.getfixturevalue("name")).connect() as connection:
+    with engine_to(name).connect() as connection:
         connection.execute(func.pg_advisory_xact_lock(PAUSE_KEY).select())
         yield connection
         connection.rollback()

@@ -8,7 +8,6 @@ import pytest
 from sqlalchemy import Engine, text
 
 import sqlalchemy_locks as sl
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.semaphores import EVERYWHERE, INNODB, held, made, place
 
 
@@ -20,12 +19,12 @@ def bound_of(engine: Engine, name: str) -> int | None:
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_random_walk_grants_exactly_what_fits(name: str, engine_to: MakeEngine) -> None:
+def test_random_walk_grants_exactly_what_fits(locks: sl.Locks, name: str, engine: Engine) -> None:
     """Grants, releases, denials, rollbacks and resizes of one client; the bound never is too low."""
-    engine, chance = engine_to(name), random.Random(name)
+    chance = random.Random(name)
     if name == "sqlite":
         sl.sqlite.begin_immediate(engine)
-    locks, capacity = sl.Locks(engine), 12
+    capacity = 12
     sem, grants = made(engine, capacity), list[sl.Grant]()
     for _ in range(120):
         before, what = held(engine, sem), chance.choice(["acquire"] * 3 + ["release"] * 2 + ["roll back", "resize"])
@@ -53,10 +52,9 @@ def test_random_walk_grants_exactly_what_fits(name: str, engine_to: MakeEngine) 
 
 @pytest.mark.parametrize("ttl", [None, 3600])
 @pytest.mark.parametrize("name", INNODB)
-def test_uncommitted_release_lowers_no_bound(name: str, ttl: float | None, engine_to: MakeEngine) -> None:
+def test_uncommitted_release_lowers_no_bound(locks: sl.Locks, ttl: float | None, engine: Engine) -> None:
     """A level that no variable shows: the transaction's own grant is legitimate, and misleads no other caller."""
-    engine = engine_to(name)
-    locks, sem = sl.Locks(engine), made(engine, 100)
+    sem = made(engine, 100)
     big = locks.acquire({sem: 90})
     locks.release(locks.acquire({sem: 10}))
     with engine.connect() as releasing, engine.connect() as hidden:

@@ -72,9 +72,7 @@ def there(engine: Engine, *names: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_only_unused_leases_are_removed(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    locks = sl.Locks(engine)
+def test_only_unused_leases_are_removed(locks: sl.Locks, engine: Engine) -> None:
     unused_, recent, held, resized, confirmed, created, adopted, deleted = (unused("lease") for _ in range(8))
     for each in (unused_, recent, held, resized, confirmed, adopted, deleted):
         leased(engine, each)
@@ -102,8 +100,7 @@ def test_only_unused_leases_are_removed(name: str, engine_to: MakeEngine) -> Non
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_fence_goes_on_after_removal(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
+def test_fence_goes_on_after_removal(engine: Engine) -> None:
     one, other = unused("lease"), unused("lease")
     for number in range(1, 4):
         token = leased(engine, one)
@@ -119,9 +116,8 @@ def test_fence_goes_on_after_removal(name: str, engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_removal_of_smaller_fence_keeps_the_greatest(name: str, engine_to: MakeEngine) -> None:
+def test_removal_of_smaller_fence_keeps_the_greatest(engine: Engine) -> None:
     """A lease that was used less, and is removed later."""
-    engine = engine_to(name)
     often, seldom = unused("lease"), unused("lease")
     leased(engine, seldom)
     token = [leased(engine, often) for _ in range(3)][-1]
@@ -133,11 +129,9 @@ def test_removal_of_smaller_fence_keeps_the_greatest(name: str, engine_to: MakeE
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_remembered_request_prevents_removal(name: str, engine_to: MakeEngine) -> None:
+def test_remembered_request_prevents_removal(locks: sl.Locks, engine: Engine) -> None:
     """A repeated id gets the state of its request, and the semaphores that it was for."""
-    engine = engine_to(name)
     sem, ident = unused("lease"), unused("job")
-    locks = sl.Locks(engine)
     leased(engine, sem)
     locks.acquire({sem: 1}, external_id=ident)
     locks.release(ident)
@@ -149,8 +143,7 @@ def test_remembered_request_prevents_removal(name: str, engine_to: MakeEngine) -
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_locked_lease_is_skipped(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
+def test_locked_lease_is_skipped(engine: Engine) -> None:
     sem = unused("lease")
     leased(engine, sem)
     aged(engine, sem)
@@ -164,10 +157,9 @@ def test_locked_lease_is_skipped(name: str, engine_to: MakeEngine) -> None:
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_lease_used_since_look_stays(name: str, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_used_since_look_stays(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     from sqlalchemy_locks.semaphore.sweep import CleanLeases
 
-    engine = engine_to(name)
     sem, tokens = unused("lease"), list[int]()
     leased(engine, sem)
     aged(engine, sem)
@@ -185,9 +177,8 @@ def test_lease_used_since_look_stays(name: str, engine_to: MakeEngine, monkeypat
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_creation_prevents_removal_of_others(name: str, engine_to: MakeEngine) -> None:
+def test_creation_prevents_removal_of_others(engine: Engine) -> None:
     """Its tokens begin above all removed ones, so none is removed between that read and its commit."""
-    engine = engine_to(name)
     sem, new = unused("lease"), unused("lease")
     leased(engine, sem)
     aged(engine, sem)

@@ -11,7 +11,6 @@ from sqlalchemy import BigInteger, Column, Engine, MetaData, Table, text, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.semaphore.availability import is_held
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.semaphores import EVERYWHERE, held, made, place, request_of, unused
 
 ROWS = Table("of_a_grant", MetaData(), Column("id", BigInteger(), primary_key=True, autoincrement=False))
@@ -65,10 +64,10 @@ def without_token(engine: Engine, sem: str, acquire: Acquire) -> tuple[Any, Any]
 
 @pytest.mark.parametrize("case", [denied, rolled_back, cleaned_up, without_token])
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_stale_grant_matches_no_later_request(name: str, case: Callable[..., Any], engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
+def test_stale_grant_matches_no_later_request(
+    sem: str, locks: sl.Locks, case: Callable[..., Any], engine: Engine
+) -> None:
     ROWS.create(engine, checkfirst=True)
-    locks, sem = sl.Locks(engine), made(engine, 1)
     stale, later = case(engine, sem, sl.semaphore.acquire({sem: 1}, external_id=unused("job"), ttl=3600))
     assert locks.release(stale) is sl.Released.UNKNOWN
     assert locks.renew(stale) is False
@@ -86,10 +85,8 @@ def test_stale_grant_matches_no_later_request(name: str, case: Callable[..., Any
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_replay_stands_for_original_request(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
+def test_replay_stands_for_original_request(locks: sl.Locks, engine: Engine) -> None:
     sem, ident = made(engine, 5), unused("job")
-    locks = sl.Locks(engine)
     first = locks.acquire({sem: 1}, external_id=ident)
     again = locks.acquire({sem: 1}, external_id=ident)
     assert again.replayed

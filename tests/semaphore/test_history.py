@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine
 
 import sqlalchemy_locks as sl
-from tests.fixtures.engines import MakeEngine
-from tests.fixtures.semaphores import ENGINES, made, unused
+from tests.fixtures.semaphores import ENGINES, unused
 
 
 def capacities(rows: Any) -> list[tuple[str, int | None, int | None]]:
@@ -16,10 +16,8 @@ def capacities(rows: Any) -> list[tuple[str, int | None, int | None]]:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_history_is_newest_first(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    locks = sl.Locks(engine)
-    sem, other = made(engine, 1), unused()
+def test_history_is_newest_first(sem: str, locks: sl.Locks, engine: Engine) -> None:
+    other = unused()
     for capacity in (2, 3, 3, 4):
         locks.run(sl.semaphore.resize(sem, capacity, by="ops"))
     locks.run(sl.semaphore.create(other, 7))

@@ -13,7 +13,7 @@ import sqlalchemy_locks as sl
 from sqlalchemy_locks.semaphore.acquire import in_turn
 from sqlalchemy_locks.semaphore.availability import exhausted_in
 from tests.fixtures.engines import MakeEngine
-from tests.fixtures.semaphores import held, made
+from tests.fixtures.semaphores import held
 
 QUEUES = pytest.mark.parametrize("name", ["postgresql15"])
 
@@ -30,8 +30,7 @@ def key() -> int:
 
 
 @QUEUES
-def test_denial_keeps_no_lock_of_the_queue(engine: Engine, key: int) -> None:
-    sem = made(engine, 1)
+def test_denial_keeps_no_lock_of_the_queue(sem: str, engine: Engine, key: int) -> None:
     sl.Locks(engine).acquire({sem: 1})
     with engine.connect() as denied, engine.connect() as waiter:
         assert not denied.scalar(in_turn(sl.semaphore.acquire({sem: 1}), [key]))
@@ -39,9 +38,8 @@ def test_denial_keeps_no_lock_of_the_queue(engine: Engine, key: int) -> None:
 
 
 @QUEUES
-def test_queue_denies_a_request_once_and_no_retry(engine: Engine, key: int) -> None:
+def test_queue_denies_a_request_once_and_no_retry(sem: str, engine: Engine, key: int) -> None:
     """A first attempt whose reply was lost may still be granted: a denial of the retry would hide that."""
-    sem = made(engine, 1)
     sl.Locks(engine).run(sl.lock.create(key))
     request: Any = in_turn(sl.semaphore.acquire({sem: 1}), [key])
     with engine.connect() as waiter, engine.connect() as caller:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import timedelta
 from importlib import import_module
+from itertools import product
 from typing import Any
 
 import pytest
-from sqlalchemy import Connection, column, table, text, update
+from sqlalchemy import Connection, Engine, column, table, text, update
 from sqlalchemy.exc import DBAPIError, OperationalError
 
 import sqlalchemy_locks as sl
@@ -21,6 +23,19 @@ LEVELS = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"]
 #: the level that the session reports, and the actual one of its next transaction
 HIDDEN = [("READ COMMITTED", "REPEATABLE READ"), ("REPEATABLE READ", "READ COMMITTED")]
 PLACES = [*SERVERS, "yugabytedb"]
+
+
+def at_each(levels: list[str], names: Iterable[str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(("name", "level"), list(product(names, levels)))
+
+
+places = at_each(LEVELS, PLACES)
+innodb = at_each(LEVELS, INNODB)
+
+
+@pytest.fixture
+def engine(engine_to: MakeEngine, name: str, level: str) -> Engine:
+    return engine_to(name, isolation_level=level)
 
 
 def look(connection: Connection) -> None:
@@ -41,11 +56,8 @@ def outcome(connection: Connection, operation: Any) -> str:
     return "granted" if grant else "denied"
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", PLACES)
-def test_grant_after_snapshot_is_counted(name: str, level: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name, isolation_level=level)
-    sem = made(engine, 1)
+@places
+def test_grant_after_snapshot_is_counted(sem: str, level: str, engine: Engine) -> None:
     with engine.connect() as a, engine.connect() as b:
         look(a)
         assert outcome(b, sl.semaphore.acquire({sem: 1})) == "granted"
@@ -54,12 +66,9 @@ def test_grant_after_snapshot_is_counted(name: str, level: str, engine_to: MakeE
     assert held(engine, sem) == 1
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", PLACES)
-def test_release_after_snapshot(name: str, level: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name, isolation_level=level)
-    sem, other = made(engine, 1), made(engine, 1)
-    locks = sl.Locks(engine)
+@places
+def test_release_after_snapshot(sem: str, locks: sl.Locks, engine: Engine) -> None:
+    other = made(engine, 1)
     grant = locks.acquire({sem: 1})
     with engine.connect() as a:
         look(a)
@@ -69,13 +78,10 @@ def test_release_after_snapshot(name: str, level: str, engine_to: MakeEngine) ->
 
 
 @pytest.mark.parametrize("since", ["a grant", "a renewal"])
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", PLACES)
-def test_expiry_after_snapshot(name: str, level: str, since: str, engine_to: MakeEngine) -> None:
+@places
+def test_expiry_after_snapshot(locks: sl.Locks, level: str, since: str, engine: Engine) -> None:
     """Granted or renewed since the snapshot, and expired again: it blocks no other request."""
-    engine = engine_to(name, isolation_level=level)
     sem, full = made(engine, 2), made(engine, 1)
-    locks = sl.Locks(engine)
     living = [locks.acquire({sem: 1}, ttl=3600), locks.acquire({full: 1})]
     dead = locks.acquire({sem: 1}, ttl=3600) if since == "a renewal" else None
     with engine.connect() as a:
@@ -99,12 +105,10 @@ def test_expiry_after_snapshot(name: str, level: str, since: str, engine_to: Mak
 @pytest.mark.parametrize("what", ["denied", "not deleted"])
 @pytest.mark.parametrize("level", LEVELS[:2])
 @pytest.mark.parametrize("name", SERVERS)
-def test_denial_delays_no_release_or_renewal(name: str, level: str, what: str, engine_to: MakeEngine) -> None:
+def test_denial_delays_no_release_or_renewal(locks: sl.Locks, name: str, level: str, what: str, engine: Engine) -> None:
     """It keeps neither holders from renewing and releasing, nor others from semaphores with neighbouring ids."""
-    engine = engine_to(name, isolation_level=level)
     sem, ident = made(engine, 2), f"{unused('job')} m"
     others = [made(engine, 2) for _ in range(2)]
-    locks = sl.Locks(engine)
     before = locks.acquire({sem: 1}, ttl=3600)
     with engine.connect() as a:
         if level == "REPEATABLE READ" and name != "postgresql15":
@@ -125,28 +129,10 @@ def test_denial_delays_no_release_or_renewal(name: str, level: str, what: str, e
         a.rollback()
 
 
-@pytest.mark.parametrize("level", LEVELS[:2])
-@pytest.mark.parametrize("name", INNODB)
-def test_unknown_id_locks_no_neighbours(name: str, level: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name, isolation_level=level)
-    sem, ident = made(engine, 9), f"{unused('job')} m"
-    locks = sl.Locks(engine)
-    with engine.connect() as a:
-        assert a.scalar(sl.semaphore.release(ident)) is sl.Released.UNKNOWN
-        assert a.scalar(sl.semaphore.renew(ident)) is False
-        for neighbour in (f"{ident}0", f"{ident[:-1]}l"):
-            asked = sl.semaphore.acquire({sem: 1}, external_id=neighbour)
-            assert later(locks.run, asked.execution_options(locks_wait=PATIENCE)).result(PATIENCE).acquired
-        a.rollback()
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", PLACES)
-def test_permit_released_in_same_transaction(name: str, level: str, engine_to: MakeEngine) -> None:
+@places
+def test_permit_released_in_same_transaction(locks: sl.Locks, engine: Engine) -> None:
     """Which no other transaction sees."""
-    engine = engine_to(name, isolation_level=level)
     sem = made(engine, 2)
-    locks = sl.Locks(engine)
     grant = locks.acquire({sem: 1})
     with engine.connect() as a:
         other = a.scalar(sl.semaphore.acquire({sem: 1}))
@@ -159,17 +145,14 @@ def test_permit_released_in_same_transaction(name: str, level: str, engine_to: M
     assert held(engine, sem) == 2
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", INNODB)
-def test_usage_without_side_connection(name: str, level: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
+@innodb
+def test_usage_without_side_connection(sem: str, locks: sl.Locks, engine: Engine, monkeypatch: Any) -> None:
     """Locking reads replace the snapshot's: an expired permit is released, and a held one leads to a denial."""
 
     def refused(run: Any, **_: Any) -> Any:
         raise OperationalError("connect", {}, Exception("Too many connections"))
 
-    engine = engine_to(name, isolation_level=level)
-    sem, grants = made(engine, 1), []
-    locks = sl.Locks(engine)
+    grants = []
     grants.append(locks.acquire({sem: 1}, ttl=3600))
     monkeypatch.setattr(import_module("sqlalchemy_locks.semaphore.held_permits"), "side_connection", refused)
     with engine.connect() as a:
@@ -182,11 +165,9 @@ def test_usage_without_side_connection(name: str, level: str, engine_to: MakeEng
     assert held(engine, sem) == 1
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", PLACES)
-def test_waiter_for_taken_last_permit_is_denied(name: str, level: str, engine_to: MakeEngine, watch: Any) -> None:
-    engine, watcher = engine_to(name, isolation_level=level), watch(name)
-    sem = made(engine, 1)
+@places
+def test_waiter_for_taken_last_permit_is_denied(sem: str, name: str, level: str, engine: Engine, watch: Any) -> None:
+    watcher = watch(name)
     with engine.connect() as a, engine.connect() as b:
         assert a.scalar(sl.semaphore.acquire({sem: 1}))
         watcher.until_none_wait()
@@ -220,12 +201,10 @@ def test_level_that_no_variable_shows(name: str, told: str, real: str, how: str,
         assert all(locks.renew(grant) for grant in grants)
 
 
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", PLACES)
-def test_replay_in_an_older_snapshot(name: str, level: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name, isolation_level=level)
-    sem, ident = made(engine, 1), unused("job")
-    locks, again = sl.Locks(engine), sl.semaphore.acquire({sem: 1}, external_id=ident)
+@places
+def test_replay_in_an_older_snapshot(sem: str, locks: sl.Locks, engine: Engine) -> None:
+    ident = unused("job")
+    again = sl.semaphore.acquire({sem: 1}, external_id=ident)
     with engine.connect() as a:
         look(a)
         locks.acquire({sem: 1}, external_id=ident)
@@ -237,7 +216,7 @@ def test_replay_in_an_older_snapshot(name: str, level: str, engine_to: MakeEngin
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_locks_on_engine_at_other_levels(name: str, engine_to: MakeEngine, watch: Any) -> None:
+def test_locks_on_engine_at_other_levels(name: str, engine_to: MakeEngine) -> None:
     """``Locks`` raises no serialization failure, however many callers wait."""
     engine = engine_to(name, isolation_level="SERIALIZABLE", pool_size=10)
     sem = made(engine, 2)
@@ -254,7 +233,7 @@ def take_turns(locks: sl.Locks, sem: str) -> int:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", *INNODB])
-def test_denial_leaves_no_rows(name: str, engine_to: MakeEngine, watch: Any) -> None:
+def test_denial_leaves_no_rows(name: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, isolation_level="READ COMMITTED")
     sem, ident = made(engine, 1), unused("job")
     locks = sl.Locks(engine)
@@ -314,7 +293,7 @@ def test_uncommitted_release_is_not_counted(name: str, engine_to: MakeEngine) ->
 
 
 @pytest.mark.parametrize("name", INNODB)
-@pytest.mark.parametrize("what", ["an acquire", "a release", "an answer known before"])
+@pytest.mark.parametrize("what", ["an acquire", "a release", "an answer known before", "an unknown id"])
 def test_repeatable_read_locks_no_other_semaphore(name: str, what: str, engine_to: MakeEngine) -> None:
     """If it locked gaps, no caller could acquire anything until it commits."""
     engine = engine_to(name, isolation_level="REPEATABLE READ")
@@ -326,9 +305,12 @@ def test_repeatable_read_locks_no_other_semaphore(name: str, what: str, engine_t
             assert caller.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
         elif what == "an acquire":
             assert caller.scalar(sl.semaphore.acquire({sem: 1}))
-        else:
+        elif what == "an answer known before":
             assert caller.scalar(sl.semaphore.acquire({sem: 1}, external_id=grant.external_id)).replayed
-        # also next to the id that was found
+        else:
+            assert caller.scalar(sl.semaphore.release(f"{grant.external_id}/")) is sl.Released.UNKNOWN
+            assert caller.scalar(sl.semaphore.renew(f"{grant.external_id}/")) is False
+        # also next to the id that was found, and to one that was not
         before, after = grant.external_id[:-1], f"{grant.external_id}0"
         for sem, ident in zip(sems, (before, after), strict=True):
             assert locks.acquire({sem: 1}, external_id=ident, timeout=PATIENCE)
@@ -382,13 +364,12 @@ def test_ttl_counts_from_after_wait_for_release(name: str, engine_to: MakeEngine
 
 
 @pytest.mark.parametrize("change", ["create", "resize"])
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("name", PLACES)
+@places
 def test_grant_after_snapshot_is_counted_after_own_change(
-    name: str, level: str, change: str, engine_to: MakeEngine
+    name: str, level: str, change: str, engine: Engine, engine_to: MakeEngine
 ) -> None:
     """The transaction keeps a lease's semaphore, and so sees its own version of the row beside older permits."""
-    engine, locks, sem = engine_to(name, isolation_level=level), sl.Locks(engine_to(name)), unused()
+    locks, sem = sl.Locks(engine_to(name)), unused()
     locks.run(create_for_lease(sem))
     with engine.connect() as connection:
         look(connection)

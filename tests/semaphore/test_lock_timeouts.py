@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import event, false, text, update
+from sqlalchemy import Engine, event, false, text, update
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import sessionmaker
 
@@ -61,9 +61,7 @@ def test_missing_function_of_the_app_ends_a_block_at_its_entry(name: str, engine
 
 
 @pytest.mark.parametrize("name", INNODB)
-def test_timed_out_release_can_be_repeated(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    sem = made(engine, 1)
+def test_timed_out_release_can_be_repeated(sem: str, name: str, engine: Engine) -> None:
     grant = sl.Locks(engine).acquire({sem: 1})
     with engine.connect() as keeper, engine.connect() as caller:
         lock = f"SELECT id FROM {place(name, 'permit')} WHERE permit_request_id = :id FOR UPDATE"
@@ -76,11 +74,11 @@ def test_timed_out_release_can_be_repeated(name: str, engine_to: MakeEngine) -> 
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
-def test_release_during_own_guarded_write_times_out(name: str, engine_to: MakeEngine, monkeypatch: Any) -> None:
+def test_release_during_own_guarded_write_times_out(
+    sem: str, locks: sl.Locks, engine: Engine, monkeypatch: Any
+) -> None:
     """Inside the block that writes, it would deadlock with itself."""
     monkeypatch.setattr("sqlalchemy_locks.core.transaction.ROW_TIMEOUT", 0.5)
-    engine = engine_to(name)
-    locks, sem = sl.Locks(engine), made(engine, 1)
     grant = locks.acquire({sem: 1})
     nothing = update(tables("lock", "").semaphore).where(false()).values(capacity=0)
     with engine.begin() as connection:
@@ -98,9 +96,8 @@ def test_release_during_own_guarded_write_times_out(name: str, engine_to: MakeEn
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
-def test_guarded_limits_how_long_its_transaction_may_be_idle(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    locks, sem = sl.Locks(engine), made(engine, 5)
+def test_guarded_limits_how_long_its_transaction_may_be_idle(locks: sl.Locks, engine: Engine) -> None:
+    sem = made(engine, 5)
     nothing = update(tables("lock", "").semaphore).where(false()).values(capacity=0)
     limits = [("0", 90.5, "90500ms"), ("1d", 60, "1min"), ("500ms", 60, "500ms"), ("0", None, "0"), ("1h", 1e8, "1h")]
     for present, ttl, limit in limits:

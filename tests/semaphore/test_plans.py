@@ -7,40 +7,25 @@ from sqlalchemy import Engine, StaticPool, text
 
 import sqlalchemy_locks as sl
 from tests.conftest import Servers, install
-from tests.fixtures.engines import MakeEngine
+from tests.fixtures.crowd import Filler
 from tests.fixtures.parties import connected
-from tests.fixtures.semaphores import held, made, place
+from tests.fixtures.semaphores import ENGINES, held, made, place
 
 MANY = 20_000
-NUMBERS = {
-    "postgresql15": "SELECT n FROM generate_series(1, {}) AS n",
-    "mysql": "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r WHERE n < {}) SELECT n FROM r",
-    "mariadb": "SELECT seq AS n FROM seq_1_to_{}",
-    "sqlite": "WITH RECURSIVE r AS (SELECT 1 AS n UNION ALL SELECT n + 1 FROM r WHERE n < {}) SELECT n FROM r",
-}
 SUM = (
     "SELECT COALESCE(SUM(count), 0) FROM {permit} WHERE semaphore_id = "
     "(SELECT id FROM {semaphore} WHERE name = :name) AND state = 'ACQUIRED'"
 )
 
 
-def crowd(engine: Engine, name: str, sem: str) -> None:
+def crowd(engine: Engine, sem: str) -> None:
     """Insert released permits of the semaphore."""
-    numbers = NUMBERS[name].format(MANY)
-    with engine.begin() as connection:
-        if name == "mysql":
-            connection.exec_driver_sql("SET SESSION cte_max_recursion_depth = 1000000")
-        connection.execute(
-            text(
-                f"INSERT INTO {place(engine, 'permit')} (semaphore_id, permit_request_id, count, fence, state)"
-                f" SELECT s.id, 1000000 + many.n, 1, many.n, 'RELEASED' FROM {place(engine, 'semaphore')} AS s,"
-                f" ({numbers}) AS many WHERE s.name = :name"
-            ),
-            {"name": sem},
-        )
-    analyze = {"sqlite": "ANALYZE", "postgresql15": "ANALYZE lock.permit"}.get(name, "ANALYZE TABLE lock_permit")
+    number = f"(SELECT id FROM {place(engine, 'semaphore')} WHERE name = '{sem}')"
+    columns = {"permit_request_id": "1000000 + n", "count": "1", "fence": "n", "state": "'RELEASED'"}
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
-        connection.exec_driver_sql(analyze)
+        filler = Filler(connection)
+        filler.insert("permit", MANY, semaphore_id=number, **columns)
+        filler.analyze("permit")
 
 
 def plan(engine: Engine, statement: str, **values: object) -> str:
@@ -53,12 +38,10 @@ def plan(engine: Engine, statement: str, **values: object) -> str:
         return "\n".join(str(dict(row)) for row in rows)
 
 
-@pytest.mark.parametrize("name", NUMBERS)
-def test_sum_reads_held_permits_only(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
+@pytest.mark.parametrize("name", ENGINES)
+def test_sum_reads_held_permits_only(locks: sl.Locks, engine: Engine) -> None:
     sem = made(engine, 10)
-    crowd(engine, name, sem)
-    locks = sl.Locks(engine)
+    crowd(engine, sem)
     for _ in range(3):
         assert locks.acquire({sem: 1})
     assert held(engine, sem) == 3

@@ -15,16 +15,7 @@ from sqlalchemy_locks.sql.clock import Now, utc
 from sqlalchemy_locks.sql.tables import tables
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, all_of, later, until
-from tests.fixtures.semaphores import (
-    BRIEFLY,
-    ENGINES,
-    INNODB,
-    SERVERS,
-    expire,
-    held,
-    made,
-    unused,
-)
+from tests.fixtures.semaphores import BRIEFLY, ENGINES, INNODB, SERVERS, expire, held, made, unused
 
 PLACES = [*ENGINES, "yugabytedb"]
 WITH_ROW_LOCKS = [*SERVERS, "yugabytedb"]
@@ -74,9 +65,9 @@ def test_one_id_from_many_connections(name: str, what: str, engine_to: MakeEngin
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_waiter_for_rolled_back_request_is_granted(name: str, engine_to: MakeEngine, watch: Any) -> None:
+def test_waiter_for_rolled_back_request_is_granted(sem: str, name: str, engine_to: MakeEngine, watch: Any) -> None:
     engine, watcher = engine_to(name, pool_size=8, isolation_level="READ COMMITTED"), watch(name)
-    sem, ident = made(engine, 1), unused("job")
+    ident = unused("job")
     with engine.connect() as first:
         assert first.scalar(sl.semaphore.acquire({sem: 1}, external_id=ident))
         # ``Locks`` of two engines, so that no queue in memory serializes them
@@ -122,9 +113,8 @@ def test_release_waits_for_no_acquire(name: str, engine_to: MakeEngine) -> None:
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
 @pytest.mark.parametrize("how", ["sweep", "take-back"])
-def test_locked_request_is_not_swept(name: str, how: str, engine_to: MakeEngine) -> None:
+def test_locked_request_is_not_swept(sem: str, name: str, how: str, engine_to: MakeEngine) -> None:
     engine = engine_to(name, isolation_level="READ COMMITTED")
-    sem = made(engine, 1)
     locks = sl.Locks(engine)
     grant = locks.acquire({sem: 1}, ttl=3600)
     with engine.begin() as connection:
@@ -142,10 +132,9 @@ def test_locked_request_is_not_swept(name: str, how: str, engine_to: MakeEngine)
 
 
 @pytest.mark.parametrize("name", PLACES)
-def test_request_renewed_during_sweep_stays(name: str, engine_to: MakeEngine) -> None:
-    engine, aside = engine_to(name), sl.Locks(engine_to(name))
+def test_request_renewed_during_sweep_stays(locks: sl.Locks, name: str, engine: Engine, engine_to: MakeEngine) -> None:
+    aside = sl.Locks(engine_to(name))
     sem = made(engine, 2)
-    locks = sl.Locks(engine)
     judged_by_owner = locks.acquire({sem: 1}, ttl=3600, owner="dead")
     other = locks.acquire({sem: 1}, ttl=3600, owner="dead as well")
 
@@ -159,8 +148,8 @@ def test_request_renewed_during_sweep_stays(name: str, engine_to: MakeEngine) ->
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_request_renewed_since_judged_expired_stays(name: str, engine_to: MakeEngine) -> None:
-    engine, aside = engine_to(name), engine_to(name)
+def test_request_renewed_since_judged_expired_stays(name: str, engine: Engine, engine_to: MakeEngine) -> None:
+    aside = engine_to(name)
     sem = made(aside, 1)
     grant = sl.Locks(aside).acquire({sem: 1}, ttl=3600)
     with aside.begin() as connection:
@@ -203,11 +192,12 @@ def test_ttl_counts_from_after_wait_for_semaphore(name: str, engine_to: MakeEngi
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "REPEATABLE READ"])
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_guarded_write_is_judged_after_its_wait(name: str, level: str, engine_to: MakeEngine, watch: Any) -> None:
+def test_guarded_write_is_judged_after_its_wait(
+    sem: str, name: str, level: str, engine_to: MakeEngine, watch: Any
+) -> None:
     """While it waits for a release that is rolled back, the request expires: the row is unchanged, the time isn't."""
     engine, watcher = engine_to(name, isolation_level=level), watch(name)
     write = anything(engine)
-    sem = made(engine, 1)
     locks = sl.Locks(engine)
     for ttl in (1, 3, 12, 48):
         grant = locks.acquire({sem: 1}, ttl=ttl)
@@ -232,9 +222,7 @@ def now(engine: Engine) -> Any:
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_guarded_write_respects_locks_wait(name: str, engine_to: MakeEngine) -> None:
-    engine = engine_to(name)
-    sem = made(engine, 1)
+def test_guarded_write_respects_locks_wait(sem: str, name: str, engine: Engine) -> None:
     grant = sl.Locks(engine).acquire({sem: 1})
     with engine.connect() as writer, engine.connect() as releasing:
         assert releasing.scalar(sl.semaphore.release(grant)) is sl.Released.RELEASED
@@ -253,10 +241,9 @@ def anything(engine: Engine) -> Any:
 
 
 @pytest.mark.parametrize("name", WITH_ROW_LOCKS)
-def test_guarded_write_keeps_permits_until_commit(name: str, engine_to: MakeEngine, watch: Any) -> None:
+def test_guarded_write_keeps_permits_until_commit(sem: str, name: str, engine_to: MakeEngine, watch: Any) -> None:
     engine, watcher = engine_to(name, isolation_level="READ COMMITTED"), watch(name)
     write = anything(engine)
-    sem = made(engine, 1)
     locks = sl.Locks(engine)
     grant = locks.acquire({sem: 1}, ttl=3600)
     with engine.connect() as writer:
@@ -270,10 +257,9 @@ def test_guarded_write_keeps_permits_until_commit(name: str, engine_to: MakeEngi
 
 
 @pytest.mark.parametrize("name", INNODB)
-def test_one_id_denied_on_many_connections(name: str, engine_to: MakeEngine) -> None:
+def test_one_id_denied_on_many_connections(sem: str, name: str, engine: Engine, engine_to: MakeEngine) -> None:
     """Their rows are inserted and deleted, and they deadlock over gaps: the result is a denial, no driver error."""
-    engine = engine_to(name)
-    sem, ident = made(engine, 1), unused("job")
+    ident = unused("job")
     sl.Locks(engine).acquire({sem: 1})
     ready = threading.Barrier(8, timeout=PATIENCE)
 

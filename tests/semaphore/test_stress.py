@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import Engine, text
 
 from tests.conftest import Servers
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.forks import main
 from tests.fixtures.parties import ENGINES, installed
 from tests.fixtures.semaphore_stress import CAPACITIES, KILLED
@@ -21,8 +20,8 @@ TOKENS = (
 
 
 @pytest.mark.parametrize("name", [*ENGINES, "yugabytedb"])
-def test_capacity_is_never_exceeded(name: str, servers: Servers, engine_to: MakeEngine, tmp_path: Path) -> None:
-    url, engine = installed(servers, name), engine_to(name)
+def test_capacity_is_never_exceeded(name: str, servers: Servers, engine: Engine, tmp_path: Path) -> None:
+    url = installed(servers, name)
     names = [made(engine, capacity, "stress") for capacity in CAPACITIES]
     status, out, err = main("tests.fixtures.semaphore_stress", tmp_path, url, str(tmp_path / "held"), *names)
     assert status == 0, err

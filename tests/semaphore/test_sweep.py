@@ -7,7 +7,6 @@ from sqlalchemy import Engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.facade import maintenance
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.semaphores import ENGINES, expire, held, made
 
 DAY = 86400
@@ -21,11 +20,9 @@ def days_ago(engine: Engine, grant: sl.Grant, days: int) -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_request_with_ttl_is_never_stale(name: str, engine_to: MakeEngine) -> None:
+def test_request_with_ttl_is_never_stale(locks: sl.Locks, engine: Engine) -> None:
     """A ttl of a week is renewed every 56 hours: such a request isn't stale in between."""
-    engine = engine_to(name)
     sem = made(engine, 2)
-    locks = sl.Locks(engine)
     orphans = next(task for task in maintenance.TASKS if task.name == "orphans")
     lease, endless = locks.acquire({sem: 1}, ttl=7 * DAY), locks.acquire({sem: 1})
     days_ago(engine, lease, 2)

@@ -5,18 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from sqlalchemy import Engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.semaphore.release import withdraw
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import later
-from tests.fixtures.semaphores import ENGINES, SERVERS, held, made, unused
+from tests.fixtures.semaphores import ENGINES, SERVERS, held, unused
 
 
 @pytest.mark.parametrize("name", SERVERS)
-def test_withdrawal_waits_for_request_under_way(engine_to: MakeEngine, watch: Any, name: str) -> None:
-    engine, told = engine_to(name), watch(name)
-    locks, sem, ident = sl.Locks(engine), made(engine, 1), unused("job")
+def test_withdrawal_waits_for_request_under_way(
+    sem: str, locks: sl.Locks, engine: Engine, watch: Any, name: str
+) -> None:
+    told = watch(name)
+    ident = unused("job")
     told.until_none_wait()
     with engine.connect() as connection, connection.begin():
         assert connection.execute(sl.semaphore.acquire({sem: 1}, external_id=ident)).scalar_one().acquired
@@ -27,9 +29,8 @@ def test_withdrawal_waits_for_request_under_way(engine_to: MakeEngine, watch: An
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_request_after_withdrawal_is_not_granted(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
-    locks, sem, ident = sl.Locks(engine), made(engine, 1), unused("job")
+def test_request_after_withdrawal_is_not_granted(sem: str, locks: sl.Locks, engine: Engine) -> None:
+    ident = unused("job")
     assert locks.run(withdraw(ident)) is sl.Released.ALREADY_RELEASED
     with pytest.raises(sl.IdempotencyConflict):
         locks.run(sl.semaphore.acquire({sem: 1}, external_id=ident))

@@ -55,14 +55,6 @@ class Server:
         """The URL at which the driver named reaches the server."""
         raise NotImplementedError
 
-    def create_database(self, name: str) -> None:
-        """Create a database."""
-        raise NotImplementedError(f"{self.kind} has no databases with names")
-
-    def drop_database(self, name: str) -> None:
-        """Drop a database."""
-        raise NotImplementedError(f"{self.kind} has no databases with names")
-
     def _prepare(self) -> None:
         """Make the data folder, once, before the first start."""
 

@@ -18,20 +18,12 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core.operation import build_context
 from tests.conftest import Servers
-from tests.fixtures.parties import until
 from tests.fixtures.queues import MakeEngine, put
-from tests.fixtures.worker_states import all_ended, counts, errors, queue, run_async, run_until_ended, running, state_of
-
-
-class AppError(BaseException):
-    """A BaseException of the app."""
+from tests.fixtures.worker_states import all_ended, counts, errors, queue, run_async, run_until_ended, state_of
 
 
 def test_an_exception_fails_its_job_only(engine: Engine) -> None:
     put(engine, *range(20), max_attempts=1)
-
-    class AppError(BaseException):
-        pass
 
     def handler(job: Any) -> None:
         if job.payload == 7:
@@ -39,21 +31,16 @@ def test_an_exception_fails_its_job_only(engine: Engine) -> None:
         if job.payload == 8:
             raise SystemExit("not even this")
 
-    with running(sl.Worker(queue, handler, bind=engine, poll=0.05)):
-        until(lambda: counts(engine)["completed"] + counts(engine)["dead"] == 20)
+    run_until_ended(sl.Worker(queue, handler, bind=engine, poll=0.05), engine, 20)
     assert counts(engine) == {"all": 20, "completed": 18, "dead": 2, "running": 0, "waiting": 0}
-    with engine.connect() as connection:
-        job = build_context(connection.dialect, {}).tables.job
-        errors = list(connection.execute(select(job.c.error).where(job.c.failed_at.is_not(None))).scalars())
-    assert any("RuntimeError: seven \\0 is unlucky" in error and "in handler" in error for error in errors)
+    assert any("RuntimeError: seven \\0 is unlucky" in error and "in handler" in error for error in errors(engine))
 
 
 def test_a_handler_gets_the_whole_row(engine: Engine) -> None:
     """Also in another process, and although a worker doesn't read what it knows."""
     put(engine, {"to": "a@example.org"})
     jobs: list[Any] = []
-    with running(sl.Worker(queue, lambda job: jobs.append(pickle.loads(pickle.dumps(job))), bind=engine, poll=0.05)):
-        until(lambda: counts(engine)["completed"] == 1)
+    sl.Worker(queue, lambda job: jobs.append(pickle.loads(pickle.dumps(job))), bind=engine).run(until_empty=True)
     with engine.connect() as connection:
         row = connection.execute(select(build_context(connection.dialect, {}).tables.job)).one()
     assert list(jobs[0]._mapping.items()) == list({**row._mapping, "completed_at": None}.items())
@@ -145,6 +132,11 @@ class Unformattable(Exception):
         raise RuntimeError("these notes can't be read")
 
 
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise SystemExit("it has no text")
+
+
 @pytest.fixture
 def raising_log() -> Iterator[None]:
     class Raises(logging.Handler):
@@ -163,11 +155,11 @@ def test_an_unformattable_error_fails_its_job(engine_to: MakeEngine, raising_log
 
     def handler(job: Any) -> None:
         if job.payload in (0, 1):
-            raise Unformattable
+            raise (Unformattable, Speechless)[job.payload]
 
     run_until_ended(sl.Worker(queue, handler, bind=engine, concurrency=1, poll=0.05), engine, 4)
     assert counts(engine) == {"all": 4, "completed": 2, "dead": 2, "running": 0, "waiting": 0}
-    assert all("Unformattable" in error for error in errors(engine))
+    assert "Unformattable" in errors(engine)[0]
 
 
 class RefusingQueue(sl.Queue):
@@ -237,11 +229,17 @@ def test_what_takes_no_job_is_no_handler(lite: Engine) -> None:
 
 
 def test_generators_are_no_handlers(lite: Engine) -> None:
-    """Their code would never run."""
+    """Their code would never run, and every job would be dead."""
 
     def generator(job: Any) -> Any:
         yield job
 
+    async def asynchronous(job: Any) -> Any:
+        yield job
+
+    for wrong in (generator, asynchronous):
+        with pytest.raises(TypeError, match="generator function"):
+            sl.Worker(queue, wrong, bind=lite)
     put(lite, 1, max_attempts=1)
     sl.Worker(queue, lambda job: generator(job), bind=lite).run(until_empty=True)
     assert "whose code has not run" in errors(lite)[0]

@@ -7,22 +7,25 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
-from sqlalchemy import String, TypeDecorator, select, text
+from sqlalchemy import Engine, String, TypeDecorator, select, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers
-from tests.fixtures.parties import PATIENCE, until
+from tests.fixtures.parties import PATIENCE, later, until
 from tests.fixtures.queues import KINDS, MakeEngine, put, silenced
 from tests.fixtures.worker_states import counts, queue, running
 
 ROOT = Path(__file__).parents[2]
+WORKER = [sys.executable, "-m", "tests.fixtures.worker_process"]
 LOCK_TABLE = {
     "postgresql15": "LOCK TABLE lock.job, lock.worker IN ACCESS EXCLUSIVE MODE",
     "mysql": "LOCK TABLES lock_job WRITE, lock_worker WRITE",
@@ -86,37 +89,42 @@ class Typed(sl.JobColumns, Base):
     word: Mapped[str | None] = mapped_column(Word())
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_an_undecodable_job_dies_alone(engine_to: MakeEngine, name: str) -> None:
-    engine, own = engine_to(name), sl.Queue(Typed, workers=TypedWorker)
+@pytest.fixture
+def own_tables(engine_to: MakeEngine, name: str) -> Iterator[Engine]:
+    """A database with the tables of an app."""
+    engine = engine_to(name)
     Base.metadata.drop_all(engine)
     Base.metadata.create_all(engine)
-    try:
-        with engine.begin() as connection:
-            connection.execute(own.put("the app's"))
-            theirs = connection.execute(own.capture(1, host="web-1")).all()
-        with Session(engine) as session, session.begin():
-            session.add_all(Typed(payload=number, word="bad" if number in (2, 3) else "good") for number in range(6))
-        done: list[Any] = []
-        table: Any = Typed.__table__
+    yield engine
+    Base.metadata.drop_all(engine)
 
-        def left() -> int:
-            with engine.connect() as connection:
-                ended = table.c.completed_at.is_(None) & table.c.failed_at.is_(None)
-                return len(connection.execute(select(table.c.internal_id).where(ended)).all())
 
-        options: dict[str, Any] = {"concurrency": 4, "host": "web-1", "poll": 0.05, "heartbeat": 0.5}
-        with running(sl.Worker(own, lambda job: done.append(job.payload), bind=engine, **options)):
-            until(lambda: left() == 1)
-        assert sorted(done) == [0, 1, 4, 5]
-        with engine.begin() as connection:
-            assert connection.scalar(own.complete(theirs)) == 1
+@pytest.mark.parametrize("name", KINDS)
+def test_an_undecodable_job_dies_alone(own_tables: Engine) -> None:
+    engine, own = own_tables, sl.Queue(Typed, workers=TypedWorker)
+    with engine.begin() as connection:
+        connection.execute(own.put("the app's"))
+        theirs = connection.execute(own.capture(1, host="web-1")).all()
+    with Session(engine) as session, session.begin():
+        session.add_all(Typed(payload=number, word="bad" if number in (2, 3) else "good") for number in range(6))
+    done: list[Any] = []
+    table: Any = Typed.__table__
+
+    def left() -> int:
         with engine.connect() as connection:
-            stored = connection.execute(select(table.c.error).where(table.c.failed_at.is_not(None))).scalars().all()
-        assert len(stored) == 2
-        assert all("this word can't be decoded" in error for error in stored)
-    finally:
-        Base.metadata.drop_all(engine)
+            ended = table.c.completed_at.is_(None) & table.c.failed_at.is_(None)
+            return len(connection.execute(select(table.c.internal_id).where(ended)).all())
+
+    options: dict[str, Any] = {"concurrency": 4, "host": "web-1", "poll": 0.05, "heartbeat": 0.5}
+    with running(sl.Worker(own, lambda job: done.append(job.payload), bind=engine, **options)):
+        until(lambda: left() == 1)
+    assert sorted(done) == [0, 1, 4, 5]
+    with engine.begin() as connection:
+        assert connection.scalar(own.complete(theirs)) == 1
+    with engine.connect() as connection:
+        stored = connection.execute(select(table.c.error).where(table.c.failed_at.is_not(None))).scalars().all()
+    assert len(stored) == 2
+    assert all("this word can't be decoded" in error for error in stored)
 
 
 class Late(sl.JobColumns, Base):
@@ -126,63 +134,46 @@ class Late(sl.JobColumns, Base):
 
 @pytest.mark.parametrize("column", ["customer", "claim"])
 @pytest.mark.parametrize("name", ["postgresql15"])
-def test_a_table_that_lacks_a_column_ends_the_worker(engine_to: MakeEngine, name: str, column: str) -> None:
+def test_a_table_that_lacks_a_column_ends_the_worker(own_tables: Engine, column: str) -> None:
     """It was deployed before its migration: no job is to blame, and none has lost an attempt."""
-    engine, own, table = engine_to(name), sl.Queue(Late, workers=TypedWorker), Base.metadata.tables["late_jobs"]
-    Base.metadata.drop_all(engine)
-    Base.metadata.create_all(engine)
-    try:
-        with engine.begin() as connection:
-            connection.execute(own.put(*range(3)))
-            connection.execute(text(f"ALTER TABLE late_jobs DROP COLUMN {column}"))
-        with pytest.raises(DBAPIError, match=column):
-            sl.Worker(own, print, bind=engine, poll=0.05, heartbeat=0.5).run()
-        with engine.connect() as connection:
-            left = connection.execute(select(table.c.attempts, table.c.started_at, table.c.failed_at)).all()
-        assert left == [(0, None, None)] * 3
-    finally:
-        Base.metadata.drop_all(engine)
+    own, table = sl.Queue(Late, workers=TypedWorker), Base.metadata.tables["late_jobs"]
+    with own_tables.begin() as connection:
+        connection.execute(own.put(*range(3)))
+        connection.execute(text(f"ALTER TABLE late_jobs DROP COLUMN {column}"))
+    with pytest.raises(DBAPIError, match=column):
+        sl.Worker(own, print, bind=own_tables, poll=0.05, heartbeat=0.5).run()
+    with own_tables.connect() as connection:
+        left = connection.execute(select(table.c.attempts, table.c.started_at, table.c.failed_at)).all()
+    assert left == [(0, None, None)] * 3
 
 
 @pytest.mark.parametrize("name", ["postgresql15"])
-def test_its_running_handlers_have_the_grace(engine_to: MakeEngine, name: str) -> None:
+def test_its_running_handlers_have_the_grace(own_tables: Engine) -> None:
     """And what they have done is reported."""
-    engine, own, table = engine_to(name), sl.Queue(Late, workers=TypedWorker), Base.metadata.tables["late_jobs"]
-    Base.metadata.drop_all(engine)
-    Base.metadata.create_all(engine)
-    begun, go_on, raised = threading.Event(), threading.Event(), threading.Event()
+    own, table = sl.Queue(Late, workers=TypedWorker), Base.metadata.tables["late_jobs"]
+    begun, go_on = threading.Event(), threading.Event()
 
     def handler(_: Any) -> None:
         begun.set()
         assert go_on.wait(PATIENCE)
 
-    def run() -> None:
-        try:
-            sl.Worker(own, handler, bind=engine, concurrency=2, poll=0.05, grace=PATIENCE).run()
-        except DBAPIError:
-            raised.set()
-
+    with own_tables.begin() as connection:
+        connection.execute(own.put(1))
+    ended = later(sl.Worker(own, handler, bind=own_tables, concurrency=2, poll=0.05, grace=PATIENCE).run)
     try:
-        with engine.begin() as connection:
-            connection.execute(own.put(1))
-        thread = threading.Thread(target=run)
-        thread.start()
         assert begun.wait(PATIENCE)
-        with engine.begin() as connection:
+        with own_tables.begin() as connection:
             connection.execute(text("ALTER TABLE late_jobs DROP COLUMN customer"))
             connection.execute(table.insert().values({"payload": 2, "external_id": uuid4()}))
-        assert not raised.wait(0.5)
-        go_on.set()
-        thread.join(PATIENCE)
-        assert raised.is_set()
-        with engine.connect() as connection:
-            found = connection.execute(
-                select(table.c.completed_at, table.c.attempts).order_by(table.c.internal_id)
-            ).all()
-        assert [(at is not None, attempts) for at, attempts in found] == [(True, 1), (False, 0)]
+        with pytest.raises(FutureTimeout):
+            ended.result(0.5)
     finally:
         go_on.set()
-        Base.metadata.drop_all(engine)
+    with pytest.raises(DBAPIError):
+        ended.result(PATIENCE)
+    with own_tables.connect() as connection:
+        found = connection.execute(select(table.c.completed_at, table.c.attempts).order_by(table.c.internal_id)).all()
+    assert [(at is not None, attempts) for at, attempts in found] == [(True, 1), (False, 0)]
 
 
 def test_a_prepared_statement_that_is_gone_ends_no_worker(engine_to: MakeEngine) -> None:
@@ -203,9 +194,8 @@ def test_a_prepared_statement_that_is_gone_ends_no_worker(engine_to: MakeEngine)
     assert sorted(set(done)) == list(range(20))
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_worker_holds_no_more_jobs_than_it_has_slots(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_a_worker_holds_no_more_jobs_than_it_has_slots(engine: Engine) -> None:
     put(engine, *range(10))
     begun, go_on = threading.Semaphore(0), threading.Event()
 
@@ -222,37 +212,12 @@ def test_a_worker_holds_no_more_jobs_than_it_has_slots(engine_to: MakeEngine, na
         until(lambda: counts(engine)["completed"] == 4)
 
 
-STUCK = """
-import asyncio, os, sys
-from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import create_async_engine
-import sqlalchemy_locks as sl
-
-url, kind = sys.argv[1:]
-options = {"grace": 0.2, "poll": 0.05, "heartbeat": 0.2, "stalled_after": 60}
-
-def begun(job):
-    print("begun", flush=True)
-
-async def awaited(job):
-    begun(job)
-
-async def main():
-    await sl.AsyncWorker(sl.Queue(), awaited, bind=create_async_engine(url), **options).run()
-
-if kind == "sync":
-    sl.Worker(sl.Queue(), begun, bind=create_engine(url), **options).run()
-else:
-    asyncio.run(main())
-"""
-
-
 @pytest.mark.parametrize(
     ("name", "driver", "kind"),
     [
-        ("postgresql15", "psycopg", "sync"),
-        ("postgresql15", "asyncpg", "async"),
-        ("mysql", "pymysql", "sync"),
+        ("postgresql15", "psycopg", "threads"),
+        ("postgresql15", "asyncpg", "tasks"),
+        ("mysql", "pymysql", "threads"),
     ],
 )
 def test_sigterm_ends_a_worker_whose_database_is_stuck(
@@ -261,7 +226,7 @@ def test_sigterm_ends_a_worker_whose_database_is_stuck(
     engine = engine_to(name)
     put(engine, 1)
     url = servers.installed(name, driver)
-    worker = subprocess.Popen([sys.executable, "-c", STUCK, url, kind], cwd=ROOT, stdout=subprocess.PIPE)
+    worker = subprocess.Popen([*WORKER, url, "default", kind], cwd=ROOT, stdout=subprocess.PIPE)
     try:
         assert worker.stdout is not None
         assert worker.stdout.readline() == b"begun\n"
@@ -278,11 +243,7 @@ def test_sigterm_ends_a_worker_whose_database_is_stuck(
 
 def test_a_second_signal_ends_a_worker_immediately(servers: Servers, engine_to: MakeEngine) -> None:
     put(engine_to("sqlite"), 1)
-    endless = STUCK.replace('"grace": 0.2', '"grace": 3600').replace(
-        'print("begun", flush=True)', 'print("begun", flush=True); threading.Event().wait()'
-    )
-    url = servers.installed("sqlite", PLAIN["sqlite"])
-    command = [sys.executable, "-c", f"import threading{endless}", url, "sync"]
+    command = [*WORKER, servers.installed("sqlite", PLAIN["sqlite"]), "default", "threads", "endless"]
     worker = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         assert worker.stdout is not None

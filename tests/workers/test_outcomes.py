@@ -28,9 +28,8 @@ def pauses(engine: Engine) -> list[float]:
         return [(due - made).total_seconds() for due, made in connection.execute(found)]
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_handler_may_ask_for_a_retry_or_discard(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_a_handler_may_ask_for_a_retry_or_discard(engine: Engine) -> None:
     put(engine, *range(4), max_attempts=2)
 
     def handler(job: Any) -> None:
@@ -205,10 +204,9 @@ def test_listeners_get_each_event(engine_to: MakeEngine) -> None:
         assert registry.get_sample_value(f"sqlalchemy_locks_{name}", labels) == value
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mysql"])
+@pytest.mark.parametrize("engine", ["postgresql15", "mysql"], indirect=True)
 @pytest.mark.parametrize("option", ["stream_results", "yield_per"])
-def test_an_engine_that_streams_results_serves_a_worker(engine_to: MakeEngine, name: str, option: str) -> None:
-    engine = engine_to(name)
+def test_an_engine_that_streams_results_serves_a_worker(engine: Engine, option: str) -> None:
     put(engine, 1, 2)
     sl.Worker(queue, print, bind=engine.execution_options(**{option: 10})).run(until_empty=True)
     assert counts(engine)["completed"] == 2

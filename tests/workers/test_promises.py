@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from typing import Any
 
@@ -20,17 +19,7 @@ from sqlalchemy_locks.workers import heartbeats
 from tests.conftest import Servers
 from tests.fixtures.parties import PATIENCE, until
 from tests.fixtures.queues import KINDS, MakeEngine, put, silenced
-from tests.fixtures.worker_states import (
-    beat,
-    begin_all,
-    counts,
-    finish_all,
-    queue,
-    run_async,
-    state_of,
-    steady,
-    sweep,
-)
+from tests.fixtures.worker_states import beat, begin_all, counts, finish_all, queue, run_async, state_of, steady, sweep
 
 STORED: dict[str, Any] = {"heartbeat": 60, "stalled_after": 120}
 
@@ -96,10 +85,9 @@ def test_a_server_that_refuses_connections_ends_no_worker(engine_to: MakeEngine,
         server.dispose()
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_row_that_was_added_long_ago_is_no_heartbeat(engine_to: MakeEngine, name: str) -> None:
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_a_row_that_was_added_long_ago_is_no_heartbeat(engine: Engine) -> None:
     """The reply to its INSERT was lost, and then the server was out of reach."""
-    engine = engine_to(name)
     put(engine, 1)
     state, other = state_of(engine, **STORED), state_of(engine, **STORED)
     state.heartbeats._added = False
@@ -304,34 +292,3 @@ def test_a_row_that_can_not_be_changed_keeps_no_report_back(engine_to: MakeEngin
     counted = counts(engine)
     assert counted["completed" if ending == "complete" else "waiting"] == 2
     assert counted["running"] == 1
-
-
-class Speechless(Exception):
-    def __str__(self) -> str:
-        raise SystemExit("it has no text")
-
-
-def test_an_error_whose_text_raises_fails_its_job(lite: Engine, caplog: pytest.LogCaptureFixture) -> None:
-    put(lite, 1, 2, max_attempts=1)
-    caplog.set_level(logging.INFO)
-
-    def handler(job: Any) -> None:
-        if job.payload == 1:
-            raise Speechless
-
-    sl.Worker(queue, handler, bind=lite, concurrency=1, poll=0.05).run(until_empty=True)
-    assert counts(lite) == {"all": 2, "completed": 1, "dead": 1, "running": 0, "waiting": 0}
-
-
-def test_a_generator_function_is_refused(lite: Engine) -> None:
-    """Every job would be dead, and no code of it had run."""
-
-    def generator(job: Any) -> Any:
-        yield job
-
-    async def asynchronous(job: Any) -> Any:
-        yield job
-
-    for wrong in (generator, asynchronous):
-        with pytest.raises(TypeError, match="generator function"):
-            sl.Worker(queue, wrong, bind=lite)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -56,9 +57,8 @@ def hosts(engine: Engine) -> list[str]:
         return list(connection.execute(select(worker.c.host).order_by(worker.c.host)).scalars())
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_the_jobs_of_a_silent_worker_have_another_owner(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_the_jobs_of_a_silent_worker_have_another_owner(engine: Engine) -> None:
     put(engine, *range(3))
     mine, other = state_of(engine, concurrency=2, **STORED), state_of(engine, **STORED)
     mine.cycle()
@@ -144,11 +144,10 @@ def test_a_search_continues_where_the_last_one_ended(engine_to: MakeEngine) -> N
     assert counts(engine)["completed"] == 6
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+@pytest.mark.parametrize("engine", ["postgresql15", "mysql", "mariadb"], indirect=True)
 @pytest.mark.parametrize("first", ["heartbeat", "reclaim"])
-def test_a_reclaim_and_a_late_heartbeat_conflict(engine_to: MakeEngine, name: str, first: str) -> None:
+def test_a_reclaim_and_a_late_heartbeat_conflict(engine: Engine, first: str) -> None:
     """Whichever comes first: never does a heartbeat succeed of a worker whose jobs are taken."""
-    engine = engine_to(name)
     put(engine, 1)
     state = state_of(engine, **STORED)
     state.cycle()
@@ -171,10 +170,9 @@ def test_a_reclaim_and_a_late_heartbeat_conflict(engine_to: MakeEngine, name: st
     assert counts(engine)["waiting"] == 1
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_a_reclaim_looks_again_when_it_has_locked_the_row(engine_to: MakeEngine, name: str) -> None:
+@pytest.mark.parametrize("engine", ["postgresql15", "mysql", "mariadb"], indirect=True)
+def test_a_reclaim_looks_again_when_it_has_locked_the_row(engine: Engine) -> None:
     """A heartbeat has come between the search for silent workers and the lock."""
-    engine = engine_to(name)
     put(engine, 1)
     state = state_of(engine, **STORED)
     state.cycle()
@@ -193,9 +191,8 @@ def test_a_reclaim_looks_again_when_it_has_locked_the_row(engine_to: MakeEngine,
     assert counts(engine)["running"] == 1
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_a_capture_whose_reply_was_lost_returns_while_its_worker_lives(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_a_capture_whose_reply_was_lost_returns_while_its_worker_lives(engine: Engine) -> None:
     put(engine, "known", "unknown", "late")
     state = state_of(engine, batch=1, **STORED)
     state.cycle()
@@ -219,10 +216,9 @@ def test_a_capture_whose_reply_was_lost_returns_while_its_worker_lives(engine_to
     assert sorted(finish_all(state) + [job.payload for job in fetched(engine, [], 9)]) == ["late", "unknown"]
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "mysql", "sqlite"])
-def test_a_capture_under_a_former_host_is_returned(engine_to: MakeEngine, name: str) -> None:
+@pytest.mark.parametrize("engine", ["postgresql15", "mysql", "sqlite"], indirect=True)
+def test_a_capture_under_a_former_host_is_returned(engine: Engine) -> None:
     """The worker was silent, and its fetch was on its way when its row was deleted."""
-    engine = engine_to(name)
     put(engine, 1)
     state = state_of(engine, **STORED)
     perform = state.database.perform
@@ -242,9 +238,8 @@ def test_a_capture_under_a_former_host_is_returned(engine_to: MakeEngine, name: 
     assert counts(engine)["waiting"] == 1
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "sqlite"])
-def test_a_job_that_others_ended_is_lost(engine_to: MakeEngine, name: str) -> None:
-    engine = engine_to(name)
+@pytest.mark.parametrize("engine", ["postgresql15", "sqlite"], indirect=True)
+def test_a_job_that_others_ended_is_lost(engine: Engine) -> None:
     put(engine, 1, 2)
     state = state_of(engine, **STORED)
     state.cycle()
@@ -321,10 +316,9 @@ def test_a_worker_judges_itself_first(lite: Engine) -> None:
     assert finish_all(state) == [2]
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_live_workers_keep_old_jobs(engine_to: MakeEngine, name: str) -> None:
+@pytest.mark.parametrize("engine", KINDS, indirect=True)
+def test_live_workers_keep_old_jobs(engine: Engine) -> None:
     """And a job that was captured without a worker stalls by its age."""
-    engine = engine_to(name)
     put(engine, "of a worker", "of the app")
     state, other = state_of(engine, batch=1, **STORED), state_of(engine, **STORED)
     state.cycle()
@@ -505,3 +499,43 @@ def test_a_drained_pool_delays_no_heartbeat(engine_to: MakeEngine, name: str) ->
         until(lambda: not silent())
         go_on.set()
     assert counts(engine)["completed"] == 1
+
+
+def test_stalled_jobs_of_other_queues_are_left(lite: Engine) -> None:
+    put(lite, 1, queue="other")
+    put(lite, 2)
+    with lite.begin() as connection:
+        assert len(connection.execute(queue.capture(5, queue="other")).all()) == 1
+        assert len(connection.execute(queue.capture(5)).all()) == 1
+        silenced(connection)
+    state = state_of(lite, heartbeat=1, stalled_after=3600)
+    sweep(state)
+    assert (counts(lite)["running"], counts(lite)["waiting"]) == (1, 1)
+
+
+def test_a_sweep_requeues_every_batch(lite: Engine) -> None:
+    put(lite, *range(1005))
+    with lite.begin() as connection:
+        connection.execute(queue.capture(1005)).all()
+        silenced(connection)
+    state = state_of(lite, heartbeat=1, stalled_after=3600)
+    sweep(state)
+    assert counts(lite)["running"] == 0
+
+
+@pytest.mark.parametrize("kind", ["completes", "releases"])
+def test_jobs_lost_to_others_are_logged(lite: Engine, caplog: pytest.LogCaptureFixture, kind: str) -> None:
+    """A handler that completes its job, in the transaction of its work, has lost nothing."""
+    put(lite, 1)
+    runs: list[Any] = []
+
+    def handler(job: Any) -> None:
+        runs.append(job.payload)
+        with lite.begin() as connection:
+            connection.execute(queue.release(job) if kind == "releases" and len(runs) == 1 else queue.complete(job))
+
+    with caplog.at_level(logging.WARNING, "sqlalchemy_locks.worker"):
+        sl.Worker(queue, handler, bind=lite, poll=0.05).run(until_empty=True)
+    logged = [record.getMessage() for record in caplog.records]
+    assert len(logged) == (kind == "releases"), logged
+    assert all("before this worker finished them: 1" in each for each in logged)

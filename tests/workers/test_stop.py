@@ -7,7 +7,6 @@ import contextlib
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -23,17 +22,10 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 import sqlalchemy_locks as sl
 from tests.conftest import PLAIN, Servers
 from tests.fixtures.forks import main
-from tests.fixtures.parties import (
-    PATIENCE,
-    async_connected,
-    cancelled_at_every_await,
-    later,
-    until,
-)
+from tests.fixtures.parties import PATIENCE, async_connected, cancelled_at_every_await, later, until
 from tests.fixtures.queues import MakeEngine, put
 from tests.fixtures.worker_states import counts, queue, run_async, running, state_for
-
-ROOT = Path(__file__).parents[2]
+from tests.workers.test_liveness import ROOT, WORKER
 
 
 def test_a_job_that_outlives_the_grace_is_lost_before_it_is_released(engine: Engine) -> None:
@@ -400,41 +392,15 @@ def test_a_worker_runs_once_at_a_time(lite: Engine) -> None:
     worker.run(until_empty=True)
 
 
-FIRST_PROCESS = """
-import asyncio, sys, threading, time
-from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import create_async_engine
-from sqlalchemy.orm import Session
-import sqlalchemy_locks as sl
-
-engine, queue = create_engine(sys.argv[1]), sl.Queue()
-with Session(engine) as session, session.begin():
-    session.execute(queue.put(1, queue=sys.argv[2]))
-
-def handle(job):
-    print("begun", flush=True)
-    time.sleep(3600)
-
-async def handle_in_task(job):
-    print("begun", flush=True)
-    await asyncio.sleep(3600)
-
-if sys.argv[3] == "threads":
-    sl.Worker(queue, handle, bind=engine, name=sys.argv[2], grace=3600).run()
-else:
-    bind = create_async_engine(sys.argv[1].replace("sqlite:", "sqlite+aiosqlite:"))
-    asyncio.run(sl.AsyncWorker(queue, handle_in_task, bind=bind, name=sys.argv[2], grace=3600).run())
-"""
-
-
 @pytest.mark.parametrize("kind", ["threads", "tasks"])
-def test_second_signal_ends_a_containers_first_process(servers: Servers, kind: str) -> None:
+def test_second_signal_ends_a_containers_first_process(servers: Servers, lite: Engine, kind: str) -> None:
     """The kernel ignores its signals' default effects."""
     as_first = ["unshare", "--pid", "--fork", "--kill-child"]
     with contextlib.suppress(OSError):
         if subprocess.run([*as_first, "true"], capture_output=True).returncode == 0:
-            arguments = [servers.installed("sqlite", "pysqlite"), f"first process {kind}", kind]
-            command = [*as_first, sys.executable, "-c", FIRST_PROCESS, *arguments]
+            put(lite, 1, queue=kind)
+            url = servers.installed("sqlite", "pysqlite" if kind == "threads" else "aiosqlite")
+            command = [*as_first, *WORKER, url, kind, kind, "endless"]
             with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
                 assert process.stdout is not None
                 assert process.stdout.readline() == "begun\n"

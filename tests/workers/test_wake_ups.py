@@ -7,7 +7,7 @@ import os
 import resource
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 from uuid import uuid4
@@ -42,6 +42,21 @@ def awaiting(url: str, handler: Callable[[Any], Any], poll: float = 3600) -> Ite
         ended.result(PATIENCE)
 
 
+def listening(
+    engine_to: MakeEngine, servers: Servers, driver: str, handle: Callable[[], Any], poll: float = 3600
+) -> AbstractContextManager[Any]:
+    """A worker at work, of the kind and on the server that the driver's name tells."""
+    driver, _, yugabytedb = driver.partition(" to ")
+
+    async def handler(_: Any) -> None:
+        handle()
+
+    if driver in ("psycopg", "psycopg2"):
+        bind = engine_to("yugabytedb-advisory" if yugabytedb else "postgresql15", driver)
+        return running(sl.Worker(queue, lambda job: handle(), bind=bind, poll=poll))
+    return awaiting(servers.installed("postgresql15", driver.removeprefix("async ")), handler, poll)
+
+
 @contextmanager
 def open_files(count: int) -> Iterator[None]:
     """Give later files and sockets higher numbers."""
@@ -68,26 +83,9 @@ def open_files(count: int) -> Iterator[None]:
 )
 def test_put_wakes_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str, beside: int) -> None:
     """It polls once an hour: only NOTIFY can wake it, in a process with many open files, too."""
-    with open_files(beside):
-        wake_an_idle_worker(engine_to, servers, driver)
-
-
-def wake_an_idle_worker(engine_to: MakeEngine, servers: Servers, driver: str) -> None:
-    driver, _, yugabytedb = driver.partition(" to ")
-    name = "yugabytedb-advisory" if yugabytedb else "postgresql15"
-    engine = engine_to(name, "psycopg2")
+    engine = engine_to("yugabytedb-advisory" if driver.endswith("YugabyteDB") else "postgresql15", "psycopg2")
     done = threading.Event()
-
-    async def handler(_: Any) -> None:
-        done.set()
-
-    at_work: Any
-    if driver in ("psycopg", "psycopg2"):
-        bind = engine_to(name, driver)
-        at_work = running(sl.Worker(queue, lambda job: done.set(), bind=bind, poll=3600))
-    else:
-        at_work = awaiting(servers.installed("postgresql15", driver.removeprefix("async ")), handler)
-    with at_work:
+    with open_files(beside), listening(engine_to, servers, driver, done.set):
         wait_until_idle(engine, done)
         ways: list[dict[str, Any]] = [{}, {"unique": "a"}, {"external_id": uuid4()}]
         for number, options in enumerate(ways):
@@ -112,15 +110,7 @@ def test_a_lost_listener_logs_no_traceback(
     engine_to: MakeEngine, servers: Servers, driver: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine = engine_to("postgresql15")
-
-    async def handler(_: Any) -> None: ...
-
-    at_work: Any
-    if driver in ("psycopg", "psycopg2"):
-        bind = engine_to("postgresql15", driver)
-        at_work = running(sl.Worker(queue, lambda job: None, bind=bind, poll=0.05))
-    else:
-        at_work = awaiting(servers.installed("postgresql15", driver.removeprefix("async ")), handler, poll=0.05)
+    at_work = listening(engine_to, servers, driver, lambda: None, poll=0.05)
     found = "FROM pg_stat_activity WHERE query LIKE 'LISTEN %' AND datname = current_database()"
     with engine.connect() as connection:
         autocommit = connection.execution_options(isolation_level="AUTOCOMMIT")
