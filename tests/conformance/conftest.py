@@ -106,13 +106,6 @@ class World:
         return self.engine_name in ("mysql", "mariadb", *PLAIN_OF_CLUSTERS)
 
     @property
-    def snapshot_isolation(self) -> bool:
-        """Whether a transaction above READ COMMITTED that meets a newer row is rolled back (MariaDB)."""
-        with self.plain.connect() as connection:
-            asked = text("SHOW VARIABLES WHERE variable_name = 'innodb_snapshot_isolation' AND value = 'ON'")
-            return self.engine_name == "mariadb" and connection.execute(asked).first() is not None
-
-    @property
     def advisory(self) -> bool:
         native = "advisory" if self.engine_name == "yugabytedb" else "native"
         return self.locking == native and not (self.is_innodb or self.is_sqlite)
