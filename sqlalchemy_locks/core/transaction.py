@@ -364,6 +364,9 @@ class ShortTransaction:
         try:
             if connection.in_transaction() or connection.invalidated:
                 connection.rollback()
+            restore = connection.get_execution_options().get("locks_on_return")
+            if restore is not None and not connection.invalidated:
+                restore(connection)
         except BaseException as raised:
             # its state is unknown
             if not connection.closed:
