@@ -8,8 +8,9 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
+from itertools import product
 
-from sqlalchemy import select
+from sqlalchemy import select, text
 from sqlalchemy.engine import Connection
 from sqlalchemy.exc import DBAPIError
 
@@ -18,9 +19,28 @@ from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.findings import Finding
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.sql.clock import Now, utc
+from sqlalchemy_locks.sql.tables import tables
 
 __all__ = ["Finding", "examine"]
 
+#: what a role lacks of what ``grant_to`` grants
+_LACKS = text(
+    "SELECT privilege || ' on ' || nspname || '.' || relname FROM pg_class AS c"
+    " JOIN pg_namespace AS n ON n.oid = relnamespace"
+    " CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege"
+    " WHERE nspname = :schema AND relkind = 'r' AND relname = ANY(:names) AND NOT has_table_privilege(c.oid, privilege)"
+    " UNION ALL SELECT 'EXECUTE on ' || nspname || '.' || proname FROM pg_proc AS p"
+    " JOIN pg_class AS c ON c.relnamespace = pronamespace AND relname = 'installed' AND relowner = proowner"
+    " JOIN pg_namespace AS n ON n.oid = pronamespace"
+    " WHERE nspname = :schema AND NOT has_function_privilege(p.oid, 'EXECUTE')"
+)
+#: elsewhere, EXPLAIN needs the privilege of its statement
+_EXPLAINED = {
+    "SELECT": "SELECT 1 FROM {0}",
+    "INSERT": "INSERT INTO {0} SELECT * FROM {0} WHERE FALSE",
+    "UPDATE": "UPDATE {0} SET {1} = {1} WHERE FALSE",
+    "DELETE": "DELETE FROM {0} WHERE FALSE",
+}
 #: an ordinary difference between two clocks, in seconds
 SKEW = 1.0
 
@@ -98,3 +118,23 @@ def _installed(connection: Connection, schema: str, prefix: str) -> Iterator[Fin
         yield Finding("index" if "has lost its index" in sentence else "drift", "problem", sentence)
     if not drifts:
         yield Finding("drift", "ok", "tables, indexes and functions are as they were installed")
+    lacks = ", ".join(_lacking(connection, schema, prefix))
+    if lacks:
+        yield Finding("privileges", "problem", f"the user of this connection lacks {lacks}: {GRANT_HINT}")
+
+
+def _lacking(connection: Connection, schema: str, prefix: str) -> Iterator[str]:
+    backend = backend_for(connection.dialect)
+    ours = [each for each in tables(None, prefix).job.metadata.tables.values() if each.name != f"{prefix}installed"]
+    if backend.schemas:
+        names = [table.name.removeprefix(prefix) for table in ours]
+        yield from connection.execute(_LACKS, {"schema": schema, "names": names}).scalars()
+    elif not backend.single_writer:
+        quoted = connection.dialect.identifier_preparer
+        for table, (privilege, statement) in product(ours, _EXPLAINED.items()):
+            parts = quoted.format_table(table), quoted.format_column(table.c[0])
+            try:
+                connection.exec_driver_sql(f"EXPLAIN {statement.format(*parts)}".replace("%", "%%"))
+            except DBAPIError as error:
+                if backend.meaning(error) == "denied":
+                    yield f"{privilege} on {table.name}"

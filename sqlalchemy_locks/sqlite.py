@@ -8,7 +8,7 @@ from sqlalchemy import Engine, event
 from sqlalchemy.engine import Connection
 
 from sqlalchemy_locks.dialects import backend_for
-from sqlalchemy_locks.dialects.sqlite import BEGINS_IMMEDIATE, driver_autocommit, poll_for_write_lock
+from sqlalchemy_locks.dialects.sqlite import BEGINS_IMMEDIATE, poll_for_write_lock
 from sqlalchemy_locks.errors import Unsupported
 
 
@@ -33,9 +33,16 @@ def begin_immediate(engine: Engine | Any) -> None:
 
     def connect(dbapi_connection: Any, record: Any) -> None:
         driver = dbapi_connection.driver_connection if sync.dialect.is_async else dbapi_connection
-        if (autocommit := driver_autocommit(driver)) is not None:
-            does = "commits nothing that begin_immediate has begun" if autocommit else "begins each transaction itself"
-            raise Unsupported(f"sqlite3's connect(autocommit={autocommit}) {does}: leave it out of connect_args")
+        dbapi_connection.rollback()
+        does = "False) begins each transaction itself"
+        if not driver.in_transaction:
+            cursor = dbapi_connection.cursor()
+            cursor.execute("BEGIN")
+            cursor.close()
+            dbapi_connection.rollback()
+            does = "True) commits nothing that begin_immediate has begun"
+        if driver.in_transaction:
+            raise Unsupported(f"sqlite3's connect(autocommit={does}: leave it out of connect_args")
         dbapi_connection.isolation_level = None
         record.info[BEGINS_IMMEDIATE] = True
 

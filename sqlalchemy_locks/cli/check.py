@@ -22,7 +22,7 @@ def check(screen: Screen, database: Database) -> int | None:
 
     It checks the connection and the server's version; whether the server takes writes; the isolation level that
     sessions begin at, on YugabyteDB the effective one; settings that would break a promise; a pooler in between; both
-    clocks; which steps are installed, and whether tables, indexes and
+    clocks; which steps are installed, whether the user may use them, and whether tables, indexes and
     functions are unchanged.
 
     \b

@@ -101,17 +101,20 @@ def connect(engine: Engine, checkout: Callable[[], Connection] | None = None) ->
 
     :param checkout: checks a connection of the engine out of another pool.
     :raises PoolTimeout: when none was free within the pool's own ``pool_timeout``.
-    :raises DBAPIError: with ``connection_invalidated`` when none could be made: nothing was sent.
+    :raises DBAPIError: with ``connection_invalidated`` when none could be made: nothing was sent. Without it when the
+        user has no privilege on the database.
     """
     try:
         connection = engine.connect() if checkout is None else checkout()
     except CheckoutTimeout as error:
         raise PoolTimeout(f"no connection was free within the pool's own pool_timeout: {error}") from error
     except DBAPIError as error:
-        ours = backend_for(engine.dialect).translate(error)
+        backend = backend_for(engine.dialect)
+        ours = backend.translate(error)
         if isinstance(ours, NotWritable):  # a node that has no majority of its cluster
             raise ours from error
-        error.connection_invalidated = True  # drivers don't tell a connection that died from one that was refused
+        # drivers don't tell a connection that died from one that was refused
+        error.connection_invalidated = backend.meaning(error) != "denied"
         raise
     except checkout_errors(engine) as error:
         # Of a statement that SQLAlchemy sends at the checkout, or of a driver that has errors outside its DBAPI. The
@@ -364,6 +367,9 @@ class ShortTransaction:
         try:
             if connection.in_transaction() or connection.invalidated:
                 connection.rollback()
+            restore = connection.get_execution_options().get("locks_on_return")
+            if restore is not None and not connection.invalidated:
+                restore(connection)
         except BaseException as raised:
             # its state is unknown
             if not connection.closed:

@@ -7,9 +7,10 @@ nodes accept writes it is changed, too, so that of a write and a release on two 
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from sqlalchemy import Update, inspect
+from sqlalchemy import Connection, Update, inspect, text
 
 from sqlalchemy_locks.core.entities import entity_of
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, execute_in_session
@@ -18,6 +19,15 @@ from sqlalchemy_locks.errors import LockLost, Unsupported
 from sqlalchemy_locks.semaphore.base import SemaphoreImpl, hold_request, identity_of
 from sqlalchemy_locks.semaphore.statements import RELEASED
 from sqlalchemy_locks.values import Grant
+
+# InnoDB's servers have no such limit that ends with a transaction, as PostgreSQL's does, which the request is read with
+_LIMIT_IDLE = text(
+    "SET @sqlalchemy_locks_guarded = COALESCE(@sqlalchemy_locks_guarded, @@session.wait_timeout),"
+    " SESSION wait_timeout = CAST(LEAST(@@session.wait_timeout, :seconds) AS UNSIGNED)"
+)
+_RESTORE_IDLE = text(
+    "SET SESSION wait_timeout = CAST(@sqlalchemy_locks_guarded AS UNSIGNED), @sqlalchemy_locks_guarded = NULL"
+)
 
 
 class Guarded(SemaphoreImpl):
@@ -52,6 +62,10 @@ class Guarded(SemaphoreImpl):
                 f"the permits of the request {ident!r} are held no longer, so the write was not made: "
                 f"{'there is no such request' if request is None else 'they were released, or their time ran out'}"
             )
+        if execution.read_committed and request.ttl_seconds is not None:
+            # a transaction of Locks, which restores the setting before it returns the connection
+            execution.connection.execution_options(locks_on_return=_restore_idle)
+            execution.execute(_LIMIT_IDLE, {"seconds": math.ceil(min(request.ttl_seconds, 31_536_000))})
         if execution.session is not None and self.mapper is not None:
             result: Any = execute_in_session(execution, self.update, {})
         else:
@@ -60,6 +74,10 @@ class Guarded(SemaphoreImpl):
 
     def route(self) -> dict[str, Any]:
         return {"clause": self.update} if self.mapper is None else {"mapper": self.mapper, "clause": self.update}
+
+
+def _restore_idle(connection: Connection) -> None:
+    connection.execute(_RESTORE_IDLE)
 
 
 @shaped(BOOL_ROW)
@@ -77,9 +95,9 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
         database, or the option ``locks_wait`` (seconds), allows.
 
     Unlike a fencing token it serves any capacity, and needs no column. Until its transaction ends, ``renew`` and
-    ``release`` of this request wait, and the permits may expire: commit within the ttl. PostgreSQL ends a transaction
-    that sends nothing for longer than that, as of a process that is stopped; elsewhere a setting of the server's has to
-    (``docs/lease.md``).
+    ``release`` of this request wait, and the permits may expire: commit within the ttl. The server ends a transaction
+    that sends nothing for longer than that, as of a process that is stopped; on MySQL and MariaDB only one of
+    ``Locks``: in a session of yours a setting of the server's has to (``docs/lease.md``).
 
     >>> grant = session.scalar(sl.semaphore.acquire({"network": 1}, ttl=60))
     >>> session.scalar(sl.guarded(update(Document).where(Document.id == 1).values(body=text), grant))

@@ -237,7 +237,7 @@ def statements(tables: Tables, *, stale_reads: bool) -> Statements:
 
 def _share_request(req: Any, condition: Any, stale_reads: bool) -> Any:
     if stale_reads:
-        return _with_expiry(req).where(condition).with_for_update(read=True)
+        return _with_expiry(req).add_columns(req.c.ttl_seconds).where(condition).with_for_update(read=True)
     # PostgreSQL evaluates the columns before it waits for the row, so the lock is a step of its own
     row = (
         sa.select(req.c.id, req.c.state, req.c.token, req.c.renewed_at, req.c.ttl_seconds)

@@ -30,6 +30,27 @@ def test_a_user_who_may_not_read_what_is_installed(engine: str, servers: Servers
     assert (level, "install --grant-to" in says) == ("problem", True)
 
 
+@pytest.mark.parametrize("engine", ["postgresql15", "yugabytedb", "mysql", "mariadb"])
+def test_what_a_user_lacks_is_named(engine: str, servers: Servers) -> None:
+    url = servers.fresh(engine, PLAIN[engine])
+    app = f"app_{make_url(url).database}"
+    innodb = engine in ("mysql", "mariadb")
+    executed(url, f"CREATE USER '{app}' IDENTIFIED BY 'x'" if innodb else f"CREATE ROLE {app} LOGIN")
+    install(url, grant_to=app)
+    cli = Cli(make_url(url).set(username=app, password="x").render_as_string(False))
+    assert found(cli, "privileges") == []
+    job, worker = ("lock_job", "lock_worker") if innodb else ("lock.job", "lock.worker")
+    lacks = {f"UPDATE on {job}", f"INSERT on {worker}", f"DELETE on {worker}"}
+    of = f"'{app}'@'%%'" if innodb else app
+    executed(url, *(f"REVOKE {privilege} FROM {of}" for privilege in lacks))
+    if not innodb:
+        executed(url, f"REVOKE EXECUTE ON FUNCTION lock.exclusive(bigint, boolean, integer) FROM {app}")
+        lacks.add("EXECUTE on lock.exclusive")
+    ((level, says),) = found(cli, "privileges", 1)
+    lacking, _, hint = says.removeprefix("the user of this connection lacks ").partition(": ")
+    assert (level, {*lacking.split(", ")}, "--grant-to" in hint) == ("problem", lacks, True)
+
+
 def test_unwritable_folder_is_reported(sqlite: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     file = str(make_url(sqlite.url).database)
     # root may write to everything

@@ -121,6 +121,7 @@ def test_flushing_values_loaded_before_raises_stale_data(engine: Engine, name: s
         other.commit()
         version = stale.version
         other.expunge(stale)
+        other.commit()
         assert session.scalar(imports.acquire(a)) is True
         session.commit()
         other.add(stale)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.lock import innodb
@@ -104,13 +104,6 @@ class World:
     @property
     def is_innodb(self) -> bool:
         return self.engine_name in ("mysql", "mariadb", *PLAIN_OF_CLUSTERS)
-
-    @property
-    def snapshot_isolation(self) -> bool:
-        """Whether a transaction above READ COMMITTED that meets a newer row is rolled back (MariaDB)."""
-        with self.plain.connect() as connection:
-            asked = text("SHOW VARIABLES WHERE variable_name = 'innodb_snapshot_isolation' AND value = 'ON'")
-            return self.engine_name == "mariadb" and connection.execute(asked).first() is not None
 
     @property
     def advisory(self) -> bool:

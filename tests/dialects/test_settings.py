@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 import sys
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Engine, create_engine, text
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
@@ -97,6 +100,7 @@ class Strict(sqlite3.Connection):
     """What connect(autocommit=False) of Python 3.12 gives: the next transaction begins with the end of the last one."""
 
     autocommit = False
+    isolation_level: Any = ""  # which has no effect
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -149,8 +153,23 @@ def test_sqlite3_without_autocommit(servers: Any) -> None:
 
 @pytest.mark.parametrize("autocommit", [False, True])
 def test_begin_immediate_needs_the_default_autocommit(servers: Any, autocommit: bool) -> None:
-    url = servers.installed("sqlite", "pysqlite")
-    engine = create_engine(url, connect_args=driver_arguments(autocommit), poolclass=NullPool)
+    options: dict[str, Any]
+    url, options = servers.installed("sqlite", "pysqlite"), {"connect_args": driver_arguments(autocommit)}
+    engine = create_engine(url, **options, poolclass=NullPool)
     sl.sqlite.begin_immediate(engine)
     with pytest.raises(sl.Unsupported, match=f"autocommit={autocommit}"):
         engine.connect()
+
+    async def main() -> None:
+        asynchronous = create_async_engine(url.replace("sqlite:", "sqlite+aiosqlite:"), **options, poolclass=NullPool)
+        async with asynchronous.connect() as connection:
+            await connection.exec_driver_sql("SELECT 1")
+            with pytest.raises(sl.Unsupported, match="autocommit=False") if not autocommit else nullcontext():
+                async with asynchronous.connect() as writer:
+                    await writer.execution_options(isolation_level="AUTOCOMMIT")
+                    await writer.execute(sl.Queue().put(1))
+        sl.sqlite.begin_immediate(asynchronous)
+        with pytest.raises(sl.Unsupported, match=f"autocommit={autocommit}"):
+            await asynchronous.connect()
+
+    asyncio.run(main())

@@ -49,14 +49,22 @@ def test_process_stopped_past_ttl_knows_immediately(
     assert sl.Locks(engine).release(next_one) is sl.Released.RELEASED
 
 
-@pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("postgresql15", "write slowly"),
+        ("yugabytedb", "write slowly"),
+        ("mysql", "write in a block"),
+        ("mariadb", "write in a block"),
+    ],
+)
 def test_process_stopped_in_its_guarded_write_is_replaced(
-    name: str, servers: Any, engine_to: MakeEngine, document: Any
+    name: str, word: str, servers: Any, engine_to: MakeEngine, document: Any
 ) -> None:
     engine, lease = engine_to(name), unused("lease")
     document(engine)
     with Process(hold_lease, installed(servers, name), lease, 1) as holder:
-        assert holder.asked("write slowly") == "not committed yet"
+        assert holder.asked(word) == "not committed yet"
         with holder.stopped():
             # the server ends its transaction, which locks the row of its request
             next_one = sl.Locks(engine).acquire({lease: 1}, ttl=3600, timeout=PATIENCE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import pytest
@@ -110,6 +111,28 @@ def test_guarded_limits_how_long_its_transaction_may_be_idle(locks: sl.Locks, en
             assert (present, ttl, connection.scalar(show)) == (present, ttl, limit)
             connection.commit()
             assert connection.scalar(show) == present
+
+
+@pytest.mark.parametrize("level", ["READ COMMITTED", "AUTOCOMMIT"])
+@pytest.mark.parametrize("name", INNODB)
+def test_guarded_in_a_block_limits_how_long_its_session_may_be_idle(
+    name: str, level: str, engine_to: MakeEngine
+) -> None:
+    """And the app's connection has its own limit again, however the block ends."""
+    engine = engine_to(name, pool_size=1, max_overflow=0, isolation_level=level)
+    locks, sem, number = sl.Locks(engine), made(engine, 5), text("SELECT CONNECTION_ID(), @@session.wait_timeout")
+    nothing = update(tables(None, "lock_").semaphore).where(false()).values(capacity=0)
+    with engine.connect() as connection:
+        session, present = connection.execute(number).one()
+    with contextlib.suppress(ZeroDivisionError), locks.exclusive(unused()) as held:
+        for ttl, limit in [(None, present), (1e8, present), (90.5, 91), (60, 60), (70, 60)]:
+            held.session.scalar(sl.guarded(nothing, held.session.scalar(sl.semaphore.acquire({sem: 1}, ttl=ttl))))
+            assert held.session.execute(number).one() == (session, limit)
+        raise ZeroDivisionError
+    grant = locks.acquire({sem: 1}, ttl=60)
+    assert locks.run(sl.guarded(nothing, grant)) is False
+    with engine.connect() as connection:
+        assert connection.execute(number).one() == (session, present)
 
 
 @pytest.mark.parametrize("level", ["READ COMMITTED", "AUTOCOMMIT"])

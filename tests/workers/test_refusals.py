@@ -81,12 +81,17 @@ def test_user_without_a_privilege(name: str, servers: Servers) -> None:
         with owner.begin() as connection:
             connection.execute(sl.Queue().put("a job"))
             connection.exec_driver_sql(f"REVOKE UPDATE ON {'lock.job' if postgresql else 'lock_job'} FROM {user}")
-        for refused in (
-            sl.Worker(sl.Queue(), print, bind=engine).run,
-            lambda: sl.Locks(engine).run(sl.Queue().capture()),
-        ):
+        calls = (sl.Worker(sl.Queue(), print, bind=engine).run, lambda: sl.Locks(engine).run(sl.Queue().capture()))
+        for refused in calls:
             with pytest.raises(DBAPIError, match="--grant-to"):
                 refused()
+        if not postgresql:
+            with owner.begin() as connection:
+                connection.exec_driver_sql(f"REVOKE ALL PRIVILEGES, GRANT OPTION FROM {user}")
+            engine.dispose()
+            for refused in calls:
+                with pytest.raises(DBAPIError, match="1044.* to database"):  # at the connection
+                    refused()
 
 
 @pytest.mark.parametrize("kind", INNODB)
