@@ -45,9 +45,7 @@ def run_migrations_offline() -> None:
 def run_migrations_online() -> None:
     """Run the migrations on the database."""
     connectable = engine_from_config(
-        config.get_section(config.config_ini_section, {}),
-        prefix="sqlalchemy.",
-        poolclass=pool.NullPool,
+        config.get_section(config.config_ini_section, {}), prefix="sqlalchemy.", poolclass=pool.NullPool
     )
 
     # One process migrates at a time, others wait; required=False: where there is no such lock, a warning.

@@ -164,11 +164,7 @@ _TABLES: Mapping[str, Mapping[str, str]] = {
         "unique_key": "{text255} NULL",
     },
     "paused_queue": {"id": "{text255}", "paused_at": "{instant} DEFAULT {now}"},
-    "worker": {
-        "host": "{text255}",
-        "heartbeat_at": "{instant} DEFAULT {now}",
-        "started_at": "{instant} DEFAULT {now}",
-    },
+    "worker": {"host": "{text255}", "heartbeat_at": "{instant} DEFAULT {now}", "started_at": "{instant} DEFAULT {now}"},
     "semaphore": {
         "id": "{id}",
         "name": "{text255}",

@@ -36,11 +36,7 @@ _RECENT = 1.0
 
 @contextmanager
 def migration_lock(
-    connection: Connection,
-    *,
-    name: str = ALEMBIC,
-    timeout: float | timedelta | None = 600,
-    required: bool = True,
+    connection: Connection, *, name: str = ALEMBIC, timeout: float | timedelta | None = 600, required: bool = True
 ) -> Iterator[None]:
     """Let one process at a time run migrations, in ``env.py``: around ``context.configure()`` and what follows.
 

@@ -125,12 +125,7 @@ if TYPE_CHECKING:
     else:
 
         def capture(
-            entity: type[E] | Table,
-            *,
-            where: Any = (),
-            values: Mapping[Any, Any],
-            order_by: Any = (),
-            limit: int = 1,
+            entity: type[E] | Table, *, where: Any = (), values: Mapping[Any, Any], order_by: Any = (), limit: int = 1
         ):
             return of_shape(select(class_of(entity)))
 else:

@@ -104,10 +104,7 @@ def revive(screen: Screen, database: Database, queue_id: str | None, job: str | 
 
 @queue.command()
 @click.option(
-    "--older-than",
-    type=duration,
-    required=True,
-    help="Only jobs that ended so long ago, e.g. 7d; 0 for all.",
+    "--older-than", type=duration, required=True, help="Only jobs that ended so long ago, e.g. 7d; 0 for all."
 )
 @click.option("--dead", is_flag=True, help="Dead jobs instead of completed ones.")
 @click.option("--queue", "queue_id", metavar="QUEUE", help="Only this queue.")

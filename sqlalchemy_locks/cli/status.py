@@ -22,11 +22,7 @@ from sqlalchemy_locks.facade.locks import Locks
 
 @click.command(short_help="Show what is held, and what waits.")
 @click.option(
-    "--limit",
-    type=click.IntRange(1, 10_000),
-    default=20,
-    show_default=True,
-    help="Maximum number of rows of a part.",
+    "--limit", type=click.IntRange(1, 10_000), default=20, show_default=True, help="Maximum number of rows of a part."
 )
 @database_command()
 def status(screen: Screen, database: Database, limit: int) -> int | None:

@@ -43,11 +43,7 @@ class Metrics:
             registry=registry,
         )
         self._holds = Histogram(
-            "sqlalchemy_locks_hold_seconds",
-            "How long locks were held",
-            _LABELS,
-            buckets=_BUCKETS,
-            registry=registry,
+            "sqlalchemy_locks_hold_seconds", "How long locks were held", _LABELS, buckets=_BUCKETS, registry=registry
         )
         self._held = Gauge(
             "sqlalchemy_locks_held",

@@ -13,20 +13,7 @@ from functools import cache, partial
 from typing import Any, TypeVar
 from uuid import UUID
 
-from sqlalchemy import (
-    CTE,
-    JSON,
-    Float,
-    String,
-    Text,
-    bindparam,
-    cast,
-    column,
-    func,
-    literal,
-    literal_column,
-    select,
-)
+from sqlalchemy import CTE, JSON, Float, String, Text, bindparam, cast, column, func, literal, literal_column, select
 from sqlalchemy.engine import IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable

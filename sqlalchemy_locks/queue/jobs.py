@@ -165,12 +165,7 @@ class Jobs:
 
     def running(self, at: RoleColumns) -> tuple[Any, ...]:
         """Return the conditions that a job is running: those of the index of running jobs."""
-        return (
-            at.started_at.is_not(None),
-            at.completed_at.is_(None),
-            at.failed_at.is_(None),
-            *self.class_condition(),
-        )
+        return (at.started_at.is_not(None), at.completed_at.is_(None), at.failed_at.is_(None), *self.class_condition())
 
     def route(self) -> dict[str, Any]:
         if self.target is not None:

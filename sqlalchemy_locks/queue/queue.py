@@ -26,14 +26,7 @@ from sqlalchemy_locks.core.operation import Operation, RowsOperation
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, MYPY, E, EntityPattern, shaped
 from sqlalchemy_locks.dialects import backend_named
-from sqlalchemy_locks.queue.acknowledge import (
-    BeginJobs,
-    ClaimedJobs,
-    Complete,
-    Fail,
-    ReleaseJobs,
-    storable,
-)
+from sqlalchemy_locks.queue.acknowledge import BeginJobs, ClaimedJobs, Complete, Fail, ReleaseJobs, storable
 from sqlalchemy_locks.queue.activity import Stats
 from sqlalchemy_locks.queue.control import CancelJob, GetJob, RescheduleJob, ResumeQueues
 from sqlalchemy_locks.queue.enqueue import KEYS, Enqueue, as_uuid, external_ids, unique_keys, utc_instant

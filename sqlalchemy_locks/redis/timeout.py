@@ -17,15 +17,7 @@ from typing import Any, cast
 
 from sqlalchemy_locks._utc_offsets import offsets_around, zone
 from sqlalchemy_locks._validation import period_seconds, seconds_since_1970
-from sqlalchemy_locks.redis.base import (
-    Call,
-    Client,
-    Pattern,
-    as_id,
-    create_call,
-    decode_token,
-    operation,
-)
+from sqlalchemy_locks.redis.base import Call, Client, Pattern, as_id, create_call, decode_token, operation
 from sqlalchemy_locks.redis.client import ACQUISITION, RedisScript
 
 # A window's score is its first second, not its number, so that scores stay comparable when the period changes.
@@ -101,11 +93,7 @@ class Timeout(Pattern[Client]):
 
     @operation
     def create(
-        self,
-        *ids: str,
-        queue: str | None = None,
-        retries: int | None = None,
-        every: float | timedelta | None = None,
+        self, *ids: str, queue: str | None = None, retries: int | None = None, every: float | timedelta | None = None
     ) -> Call[int]:
         """Create timeouts, each free immediately. Ids that exist are left unchanged.
 

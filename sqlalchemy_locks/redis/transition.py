@@ -162,11 +162,7 @@ class StateTransition(Pattern[Client]):
 
     @operation
     def create(
-        self,
-        *ids: str,
-        queue: str | None = None,
-        timeout: float | timedelta | None = None,
-        retries: int | None = None,
+        self, *ids: str, queue: str | None = None, timeout: float | timedelta | None = None, retries: int | None = None
     ) -> Call[int]:
         """Create tasks in the first status of ``ready``. Ids that exist are left unchanged.
 

@@ -41,13 +41,7 @@ class Observed(EventTarget):
         raise NotImplementedError
 
     def _emit(
-        self,
-        what: str,
-        kind: str,
-        names: Iterable[str | int],
-        *,
-        owner: str | None = None,
-        **details: Any,
+        self, what: str, kind: str, names: Iterable[str | int], *, owner: str | None = None, **details: Any
     ) -> None:
         """Emit an event.
 

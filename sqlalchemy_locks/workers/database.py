@@ -15,13 +15,7 @@ from sqlalchemy.exc import TimeoutError as SQLAlchemyPoolTimeout
 from sqlalchemy.orm import sessionmaker
 
 from sqlalchemy_locks.core.operation import Operation, backend_of, behind_pooler, engine_state
-from sqlalchemy_locks.core.transaction import (
-    Attempts,
-    connect,
-    has_room,
-    retried,
-    return_to_pool,
-)
+from sqlalchemy_locks.core.transaction import Attempts, connect, has_room, retried, return_to_pool
 from sqlalchemy_locks.dialects.base import Backend, DriverTimeout, abort, sleep_for
 from sqlalchemy_locks.errors import (
     LockError,

@@ -146,9 +146,7 @@ def statements(
     """What steps write offline when they are run together, one command each, without Alembic's own."""
     buffer = io.StringIO()
     context = MigrationContext.configure(
-        dialect_name=dialect,
-        dialect_opts={"paramstyle": "named"},
-        opts={"as_sql": True, "output_buffer": buffer},
+        dialect_name=dialect, dialect_opts={"paramstyle": "named"}, opts={"as_sql": True, "output_buffer": buffer}
     )
     run = steps_.upgrade if direction == "upgrade" else steps_.downgrade
     run(Operations(context), steps or steps_.STEPS, Options(**options), installed_by)

@@ -74,10 +74,7 @@ def test_changed_storage_types_and_keys(fresh: Fresh, server: str, driver: str, 
     run(url, "ALTER TABLE lock_locked_keys ENGINE=InnoDB, CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci")
     assert drifts(url) == ["the collate of `lock_locked_keys` is utf8mb4_general_ci, not utf8mb4_bin"]
     run(url, "ALTER TABLE lock_locked_keys COLLATE utf8mb4_bin, MODIFY ts DATETIME(3) NULL")
-    assert drifts(url) == [
-        "`lock_locked_keys`.ts is DATETIME(3), not DATETIME(6)",
-        "`lock_locked_keys`.ts allows NULL",
-    ]
+    assert drifts(url) == ["`lock_locked_keys`.ts is DATETIME(3), not DATETIME(6)", "`lock_locked_keys`.ts allows NULL"]
     run(url, "ALTER TABLE lock_locked_keys MODIFY ts DATETIME(6) NOT NULL, DROP PRIMARY KEY, ADD PRIMARY KEY (ts)")
     assert drifts(url) == ["the primary key of `lock_locked_keys` is (ts), not (key)"]
     run(url, "ALTER TABLE lock_task_state MODIFY owner VARCHAR(255) COLLATE utf8mb4_general_ci")

@@ -15,11 +15,7 @@ from tests.fixtures.forks import main
 
 #: A driver of each kind, in the template that it is for; SQLite has those of the README and of the docs' page below and
 #: in test_docs_page.py, and what the revisions make is compared on every engine elsewhere.
-DRIVERS = [
-    ("generic", "postgresql18", "psycopg"),
-    ("async", "postgresql15", "asyncpg"),
-    ("async", "mysql", "aiomysql"),
-]
+DRIVERS = [("generic", "postgresql18", "psycopg"), ("async", "postgresql15", "asyncpg"), ("async", "mysql", "aiomysql")]
 
 
 class Shell:

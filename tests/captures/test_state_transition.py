@@ -290,10 +290,7 @@ def test_a_status_of_any_type(own: Engine, column: str) -> None:
         session.commit()
         mine = session.scalars(states.capture(2)).all()
         assert mine[0] is a
-        assert [(each.name, getattr(each, column), each.version) for each in mine] == [
-            ("f", busy, 2),
-            ("e", busy, 2),
-        ]
+        assert [(each.name, getattr(each, column), each.version) for each in mine] == [("f", busy, 2), ("e", busy, 2)]
         claim = mine[0].claim
         session.commit()
         assert session.scalar(states.set_status("f", done, claim=claim)) is True

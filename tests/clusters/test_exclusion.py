@@ -73,10 +73,7 @@ def test_the_first_of_two_sessions_to_commit_does(cluster: Cluster, tries: bool,
     make: Any = Session if level == "READ COMMITTED" else Engine.connect  # which begins with its first statement
     key, counter = unused(), cluster.counter()
     lock = sl.lock.try_exclusive(key) if tries else sl.lock.exclusive(key)
-    with (
-        make(cluster.engine(0, isolation_level=level)) as one,
-        make(cluster.engine(1, isolation_level=level)) as two,
-    ):
+    with make(cluster.engine(0, isolation_level=level)) as one, make(cluster.engine(1, isolation_level=level)) as two:
         for session in (one, two):
             assert session.scalar(lock) is (True if tries else None)
             session.scalar(lock)  # again, in the same transaction

@@ -59,10 +59,7 @@ INNODB = {"connect_args": {"init_command": "SET SESSION TRANSACTION READ ONLY"}}
 READERS = {
     "standby, psycopg": Reader("postgresql15", "psycopg", SYNC, standby=True),
     "read only, asyncpg": Reader(
-        "postgresql15",
-        "asyncpg",
-        ASYNC,
-        {"connect_args": {"server_settings": {"default_transaction_read_only": "on"}}},
+        "postgresql15", "asyncpg", ASYNC, {"connect_args": {"server_settings": {"default_transaction_read_only": "on"}}}
     ),
     "read only, YugabyteDB": Reader("yugabytedb", "psycopg2", SYNC, SETTING),
     "read only, MySQL": Reader("mysql", "pymysql", SYNC, INNODB),

@@ -44,13 +44,7 @@ def at_locks(engine: Engine, operation: Any, options: dict[str, Any]) -> Any:
         return held.session.scalar(operation)
 
 
-LEVELS = [
-    at_the_engine,
-    at_the_connection,
-    at_a_call_of_the_session,
-    at_the_operation,
-    at_locks,
-]
+LEVELS = [at_the_engine, at_the_connection, at_a_call_of_the_session, at_the_operation, at_locks]
 
 
 @pytest.fixture(scope="module")

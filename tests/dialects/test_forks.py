@@ -150,8 +150,7 @@ COLLECTED = """
 
 
 @pytest.mark.parametrize(
-    ("name", "driver"),
-    [("postgresql15", "asyncpg"), ("postgresql15", "psycopg"), ("mysql", "aiomysql")],
+    ("name", "driver"), [("postgresql15", "asyncpg"), ("postgresql15", "psycopg"), ("mysql", "aiomysql")]
 )
 def test_a_parents_event_loop_hears_its_sockets_after_a_fork(
     servers: Any, name: str, driver: str, tmp_path: Path

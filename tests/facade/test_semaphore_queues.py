@@ -145,11 +145,7 @@ def test_wait_ends_when_one_of_its_semaphores_is_deleted(name: str, engine_to: M
 
 @pytest.mark.parametrize("face", ["postgresql15 sync", "postgresql15 async", "sqlite async"])
 def test_long_waits_are_logged_once(
-    face: str,
-    servers: Any,
-    engine_to: MakeEngine,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    face: str, servers: Any, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Wherever they are: in memory, in the server's queue, or at its head."""
     monkeypatch.setattr(waits, "LONG_WAIT", 0.01)

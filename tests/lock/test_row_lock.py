@@ -155,10 +155,7 @@ def test_row_of_another_subclass_is_unknown(engine: Engine) -> None:
 
 def test_unknown_row(engine: Engine) -> None:
     with Session(engine) as session:
-        for entity, ident, words in (
-            (Customer, 99, "Customer, 99"),
-            (STOCK, (1, "x"), "stock, 1, 'x'"),
-        ):
+        for entity, ident, words in ((Customer, 99, "Customer, 99"), (STOCK, (1, "x"), "stock, 1, 'x'")):
             with pytest.raises(sl.UnknownRow, match=words):
                 session.execute(sl.lock.row(entity, ident))
             with pytest.raises(sl.UnknownRow):

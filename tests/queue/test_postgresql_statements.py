@@ -59,10 +59,7 @@ def stale(servers: Servers, request: pytest.FixtureRequest) -> Iterator[Engine]:
 THREE: dict[str, tuple[Any, str | None]] = {
     "capture": (queue.capture(3), None),
     "fetch": (queue._fetch(3, queue="default", host="h"), None),
-    "requeue_stalled": (
-        queue.requeue_stalled(0, limit=3),
-        "started_at = '2020-01-01', attempts = 1",
-    ),
+    "requeue_stalled": (queue.requeue_stalled(0, limit=3), "started_at = '2020-01-01', attempts = 1"),
     "delete_finished": (queue.delete_finished(0, limit=3), "started_at = now(), completed_at = '2020-01-01'"),
 }
 

@@ -131,10 +131,7 @@ class PostgreSQL(SQLServer):
 
     def drop_database(self, name: str) -> None:
         """Drop a database, if it is there, with all connections to it."""
-        self.execute(
-            f"DROP DATABASE IF EXISTS {self._quoted(name)} WITH (FORCE)",
-            database=self.first_database,
-        )
+        self.execute(f"DROP DATABASE IF EXISTS {self._quoted(name)} WITH (FORCE)", database=self.first_database)
 
     def _prepare(self) -> None:
         self.programs = programs(self.version)

@@ -90,13 +90,7 @@ def run(*command: str | Path, directory: Path) -> str:
 class Process:
     """A running server: all of its processes, under a supervisor."""
 
-    def __init__(
-        self,
-        command: Sequence[str | Path],
-        directory: Path,
-        log: Path,
-        stop_signal: signal.Signals,
-    ) -> None:
+    def __init__(self, command: Sequence[str | Path], directory: Path, log: Path, stop_signal: signal.Signals) -> None:
         request = {
             "command": [str(word) for word in command],
             "directory": str(directory),

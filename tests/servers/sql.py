@@ -61,10 +61,7 @@ class SQLServer(Server):
 
     def drop_database(self, name: str) -> None:
         """Drop a database, if it is there."""
-        self.execute(
-            f"DROP DATABASE IF EXISTS {self._quoted(name)}",
-            database=self.first_database,
-        )
+        self.execute(f"DROP DATABASE IF EXISTS {self._quoted(name)}", database=self.first_database)
 
     def _quoted(self, name: str) -> str:
         return '"' + name.replace('"', '""') + '"'

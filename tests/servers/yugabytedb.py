@@ -28,11 +28,7 @@ SOURCE = Path(__file__).with_name("yugabytedb.c")
 HEADERS = Path("/usr/include/postgresql/15/server")
 
 #: By the name of each driver: YugabyteDB's own dialect, and PostgreSQL's.
-DRIVERS = {
-    **PostgreSQL.drivers,
-    "yugabytedb": "yugabytedb",
-    "yugabytedb+psycopg2": "yugabytedb+psycopg2",
-}
+DRIVERS = {**PostgreSQL.drivers, "yugabytedb": "yugabytedb", "yugabytedb+psycopg2": "yugabytedb+psycopg2"}
 
 #: The settings of a database that answers as YugabyteDB 2025.2 does.
 ADVISORY = {

@@ -214,11 +214,7 @@ def test_a_worker_holds_no_more_jobs_than_it_has_slots(engine: Engine) -> None:
 
 @pytest.mark.parametrize(
     ("name", "driver", "kind"),
-    [
-        ("postgresql15", "psycopg", "threads"),
-        ("postgresql15", "asyncpg", "tasks"),
-        ("mysql", "pymysql", "threads"),
-    ],
+    [("postgresql15", "psycopg", "threads"), ("postgresql15", "asyncpg", "tasks"), ("mysql", "pymysql", "threads")],
 )
 def test_sigterm_ends_a_worker_whose_database_is_stuck(
     servers: Servers, engine_to: MakeEngine, name: str, driver: str, kind: str
