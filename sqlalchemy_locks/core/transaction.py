@@ -741,11 +741,15 @@ def retried(
     retry = 0
     while True:
         retry += 1
+        began = time.monotonic()
         try:
             return attempt()
         except Exception as error:
             conflict = is_conflict(error, backend_of(engine.dialect))
             died = isinstance(error, DBAPIError) and error.connection_invalidated
+            now = time.monotonic()
+            if isinstance(error, DBAPIError) and died_waiting(error, now - began) and deadline and now > deadline:
+                raise
             if not (conflict or died or (isinstance(error, OutcomeUnknown) and repeatable())):
                 raise
             if retry > RETRIES and not (conflict and deadline is not None and time.monotonic() < deadline):

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.transaction import RETRIES, retried
 from tests.conformance.faces import ASYNC, SYNC, opened
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, Watch, async_connected, connected, installed, later, until, unused
@@ -107,3 +109,18 @@ def test_wait_for_a_row_goes_on(servers: Any, engine_to: MakeEngine, watch: Call
             holder.rollback()
         assert waiting.result(PATIENCE) is True
         watch(name).until_none_wait()
+
+
+def test_no_attempt_follows_one_that_died_waiting_until_the_deadline(engine_to: MakeEngine) -> None:
+    attempts = []
+
+    def attempt() -> None:
+        attempts.append(1)
+        time.sleep(0.3)  # as long as a wait
+        raise OperationalError("UPDATE", {}, TimeoutError(), connection_invalidated=True)
+
+    for deadline, number in ((0.1, 1), (PATIENCE, RETRIES + 1)):
+        with pytest.raises(OperationalError):
+            retried(attempt, engine_to("sqlite"), time.sleep, time.monotonic() + deadline)
+        assert len(attempts) == number
+        attempts.clear()
