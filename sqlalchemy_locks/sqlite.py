@@ -34,15 +34,15 @@ def begin_immediate(engine: Engine | Any) -> None:
     def connect(dbapi_connection: Any, record: Any) -> None:
         driver = dbapi_connection.driver_connection if sync.dialect.is_async else dbapi_connection
         dbapi_connection.rollback()
-        does = "False) begins each transaction itself"
+        reason = "sqlite3's connect(autocommit=False) begins each transaction itself"
         if not driver.in_transaction:
             cursor = dbapi_connection.cursor()
             cursor.execute("BEGIN")
             cursor.close()
             dbapi_connection.rollback()
-            does = "True) commits nothing that begin_immediate has begun"
+            reason = "sqlite3's connect(autocommit=True) commits nothing that begin_immediate has begun"
         if driver.in_transaction:
-            raise Unsupported(f"sqlite3's connect(autocommit={does}: leave it out of connect_args")
+            raise Unsupported(f"{reason}: leave it out of connect_args")
         dbapi_connection.isolation_level = None
         record.info[BEGINS_IMMEDIATE] = True
 

@@ -18,6 +18,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.core import roles
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.errors import LockTimeout, OutcomeUnknown, UnknownTask
+from sqlalchemy_locks.sql.elements import skip_locked
 
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
@@ -218,7 +219,7 @@ class ConditionalAcquire(ConditionalUpdate):
     def _skip_locked(self, columns: roles.RoleColumns) -> Select[Any]:
         # key_share: transactions that reference the row by a foreign key don't count as holders
         row = select(*columns.table.primary_key).where(*self.mapping.row_condition(columns))
-        return row.with_for_update(skip_locked=True, key_share=True)
+        return skip_locked(row, key_share=True)  # type: ignore[no-any-return]
 
     def call_values(self, execution: Execution) -> dict[str, Any]:
         """Return the values that differ between two calls of the same operation."""

@@ -55,7 +55,7 @@ from sqlalchemy.util import immutabledict
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.dialects import Backend, Server, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.errors import LockLost, LockTimeout, MustRollback, NotInstalled, Unsupported
+from sqlalchemy_locks.errors import LockLost, LockTimeout, MustRollback, NotInstalled, PoolTimeout, Unsupported
 from sqlalchemy_locks.sql.elements import ReadCommitted
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
@@ -92,7 +92,8 @@ class EngineState:
 engine_states: WeakKeyDictionary[Dialect, EngineState] = WeakKeyDictionary()
 #: transactions that the server has rolled back, where its driver doesn't know
 _ended: WeakSet[RootTransaction] = WeakSet()
-#: transactions that hold locks; and, in a block or in a cluster, what is said when the server rolls one back
+#: transactions in which operations took effect, and the error's text for the statement that ends one; ``None``: only
+#: its COMMIT raises
 _with_locks: WeakKeyDictionary[RootTransaction, str | None] = WeakKeyDictionary()
 _without_savepoints: WeakSet[RootTransaction] = WeakSet()
 _ROLLED_BACK = (
@@ -151,9 +152,10 @@ def _refuse_commit(connection: Connection) -> None:
 def lost_when_ended(connection: Connection, why: str | None) -> None:
     """Raise ``LockLost(why)`` for the statement with which the server rolls the connection's transaction back.
 
-    :param why: ``None``: for a COMMIT after that statement only.
+    :param why: ``None``: only a COMMIT after that statement raises.
     """
-    _with_locks.setdefault(_transaction(connection), why)
+    transaction = _transaction(connection)
+    _with_locks[transaction] = _with_locks.get(transaction) or why
 
 
 def _transaction(connection: Connection) -> RootTransaction:
@@ -590,7 +592,7 @@ class Execution:
         self.limits_waits = self.wait is not None and (
             impl.waits
             # of a function's own setting YugabyteDB knows nothing while it waits for a row
-            or (impl.sends_wait and not self.backend.functions_limit_waits and self.wait > 0)
+            or (impl.sends_wait and not self.backend.functions_limit_waits and (self.wait > 0 or not impl.held_by))
         )
 
     def perform(self, *, unpack: bool = False) -> Any:
@@ -611,6 +613,10 @@ class Execution:
             impl.check_connection(self)
             if self.server.savepoint_hides_end and impl.writes:
                 _forbid_savepoints(connection)
+            # an error that the app passes over may end its transaction; those of Locks end by themselves
+            of_app = self.backend.key_rows and not self.read_committed
+            if of_app and impl.writes and not self.backend.autocommit(connection):
+                lost_when_ended(connection, None)
             with self.waiting() if self.limits_waits else contextlib.nullcontext():
                 outcome = impl.run(self)
         except (DBAPIError, DriverTimeout) as error:
@@ -623,8 +629,8 @@ class Execution:
                 raise  # whether it was done depends on how it was sent
             raise LockTimeout(f"{impl.described(self.values)}: {ended_by_limit(waited)}") from error
         except LockTimeout as error:
-            named = type(error)(f"{impl.described(self.values)}: {error}", impl.holders(self), error.kind)
-            raise named from error.__cause__
+            holders = () if isinstance(error, PoolTimeout) else impl.holders(self)
+            raise type(error)(f"{impl.described(self.values)}: {error}", holders, error.kind) from error.__cause__
         return self.operation._unpack(outcome) if unpack and isinstance(outcome, Result) else outcome
 
     def _call_beside_pool(self, end_session: Callable[[Connection], object]) -> None:

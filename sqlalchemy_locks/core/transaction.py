@@ -367,9 +367,12 @@ class ShortTransaction:
         try:
             if connection.in_transaction() or connection.invalidated:
                 connection.rollback()
-            restore = connection.get_execution_options().get("locks_on_return")
+            restore = None if connection.closed else connection.get_execution_options().get("locks_on_return")
             if restore is not None and not connection.invalidated:
-                restore(connection)
+                try:
+                    restore(connection)
+                except Exception as raised:  # what was done may be committed
+                    connection.invalidate(raised)
         except BaseException as raised:
             # its state is unknown
             if not connection.closed:
@@ -474,6 +477,8 @@ class Attempts:
             backend = execution.backend
             # a wait that is not sent along is set before the statement, and restored after it
             several = short or heard or in_session or execution.limits_waits
+            # BEGIN waits there, which needs the limit, too
+            several = several or (backend.single_writer and execution.wait is not None)
             one_statement = not several and impl.is_one_statement(execution)
             in_autocommit = one_statement and backend.allows_autocommit(connection, execution.server, execution.level)
             # Elsewhere at the app's level: an UPDATE reads the latest rows at every level. But not in autocommit under

@@ -19,6 +19,7 @@ from sqlalchemy_locks.dialects.base import (
     COMMITTED,
     IDLE,
     Backend,
+    DriverTimeout,
     Meaning,
     Server,
     T,
@@ -399,9 +400,10 @@ class PostgreSQL(Backend):
         try:
             yield
         except BaseException as error:
-            # a setting of the transaction ends with the failed one; a refusal of this library leaves it open
-            refused = isinstance(error, LockError) and error.__cause__ is None
-            if (refused or not local) and not connection.invalidated:
+            # a setting of the transaction ends with the failed one, which other errors leave open
+            drivers = DBAPIError, DriverTimeout
+            failed = isinstance(error, drivers) or isinstance(error.__cause__, drivers)
+            if ((isinstance(error, Exception) and not failed) or not local) and not connection.invalidated:
                 _at_once(connection, _RESTORE, {**setting, "was": was})
             raise
         _at_once(connection, _RESTORE, {**setting, "was": was})

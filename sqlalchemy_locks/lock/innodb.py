@@ -50,8 +50,8 @@ def acquire(execution: Execution, *, shared: bool, tries: bool) -> bool | None:
     :return: whether it is held, if it ``tries``, which never waits; else ``None``, once it is held.
     """
     key = execution.values["lock_key"]
-    if not execution.read_committed:  # in Locks, the block does it
-        lost_when_ended(execution.connection, None if execution.server.cluster is None else _LOST)
+    if execution.server.cluster is not None and not execution.read_committed:  # in Locks, the block does it
+        lost_when_ended(execution.connection, _LOST)
     if tries:
         return _try(execution, key, shared)
     with execution.waiting():

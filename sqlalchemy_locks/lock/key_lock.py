@@ -79,7 +79,7 @@ class _AcquireLock(OperationImpl):
         if execution.wait == 0 and not mode.tries:
             # a server's own limit may have no zero, and ends the transaction
             if not _ACQUIRE[mode._replace(tries=True)].run(execution):
-                raise LockTimeout("it is locked (locks_wait=0)")
+                raise LockTimeout("it is locked, and there was no time to wait")
             return None
         if backend.key_rows:
             return innodb.acquire(execution, shared=mode.shared, tries=mode.tries)

@@ -137,8 +137,7 @@ class Enqueue(JobOperation):
         payloads: Sequence[Any] = common.pop("locks_payloads")
         of_column: Any = self.jobs.columns.payload.type
         if isinstance(of_column, JSON):
-            # here and not by SQLAlchemy, since the text is checked before any SQL; as the engine's json_serializer, if
-            # it has one, does it
+            # here and not by SQLAlchemy, since the text is checked; by the engine's json_serializer, if it has one
             dialect = execution.connection.dialect
             plain: Any = JSON()
             serialize: Any = plain.bind_processor(json_as_text(dialect))
