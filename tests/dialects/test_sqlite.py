@@ -121,6 +121,21 @@ def test_not_free_in_time(make: Make, wait: Any) -> None:
             waiter.execute(operation)
 
 
+@pytest.mark.parametrize("immediate", [False, True])
+@pytest.mark.parametrize("operation", [sl.Mutex().capture(1), sl.StateTransition().expire()])
+def test_wait_of_locks_for_a_writer_is_limited(make: Make, immediate: bool, operation: Any) -> None:
+    """Whatever the operation, and where BEGIN waits; the busy timeout is much longer."""
+    engine = make()
+    if immediate:
+        sl.sqlite.begin_immediate(engine)
+    run = sl.Locks(engine).run
+    with make().connect() as writer:
+        writer.execute(sl.lock.exclusive("b"))
+        with pytest.raises(sl.LockTimeout):
+            later(run, operation.execution_options(locks_wait=0.05)).result(PATIENCE / 4)
+        writer.rollback()
+
+
 @pytest.mark.parametrize("make_try", [sl.lock.try_exclusive, sl.lock.try_shared])
 def test_a_try_of_a_reader_returns_false_during_a_write(make: Make, make_try: Any) -> None:
     with make(deferred=True).connect() as reader, make().connect() as writer:

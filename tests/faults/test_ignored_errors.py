@@ -133,14 +133,18 @@ def test_deadlock_is_a_lost_lock(servers: Any, rows: Engine, name: str, driver: 
 
 
 @on(*INNODB[:2])
-@pytest.mark.parametrize("make", [Session, Engine.connect], ids=["session", "connection"])
+@pytest.mark.parametrize(
+    ("make", "operation"),
+    [(Session, sl.lock.exclusive), (Engine.connect, sl.lock.exclusive), (Session, sl.Queue().put)],
+    ids=["lock in a session", "lock on a connection", "job"],
+)
 def test_commit_after_a_deadlock_that_was_passed_over(
-    servers: Any, rows: Engine, name: str, driver: str, face: str, make: Any
+    servers: Any, rows: Engine, name: str, driver: str, face: str, make: Any, operation: Any
 ) -> None:
-    """In a transaction of the app's, what follows was done without the lock."""
+    """In a transaction of the app's, what follows was done without the lock, and a job is not there."""
     ready = threading.Event()
     with connected(installed(servers, name, driver)) as engine, make(engine) as session:
-        session.execute(sl.lock.exclusive(unused()))
+        session.execute(operation(unused()))
         session.execute(text("UPDATE passed_over SET note = 1 WHERE id = 1"))
         others = later(deadlock, rows, ready)
         assert ready.wait(PATIENCE)

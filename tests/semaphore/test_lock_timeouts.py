@@ -41,8 +41,9 @@ def test_timed_out_acquire_leaves_no_request(name: str, level: str, engine_to: M
 @pytest.mark.parametrize("name", ["postgresql15", "yugabytedb"])
 def test_refusal_leaves_the_limits_of_the_transaction(name: str, engine_to: MakeEngine) -> None:
     with engine_to(name).connect() as caller:
-        for operation in (sl.semaphore.acquire({unused(): 1}), sl.Mutex().acquire(unused())):
-            with pytest.raises((sl.UnknownSemaphore, sl.UnknownTask)):
+        no_json = sl.Queue().put(object(), unique="key")
+        for operation in (sl.semaphore.acquire({unused(): 1}), sl.Mutex().acquire(unused()), no_json):
+            with pytest.raises((sl.UnknownSemaphore, sl.UnknownTask, TypeError)):
                 caller.scalar(operation.execution_options(locks_wait=1))
         limits = "SELECT current_setting('lock_timeout'), current_setting('statement_timeout')"
         assert caller.execute(text(limits)).one() == ("0", "0")
