@@ -24,7 +24,6 @@ from typing import Any, NamedTuple
 import psycopg
 from sqlalchemy import URL, Connection, Engine, create_engine, make_url, text
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
-from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 
@@ -105,8 +104,8 @@ def worked(engine: Engine, concurrency: int, jobs: int = JOBS, *, prefetches: bo
     return run
 
 
-def awaited(engine: AsyncEngine, concurrency: int, jobs: int = JOBS) -> Variant:
-    """The same by an ``AsyncWorker``."""
+def awaited(made: Callable[[], AsyncEngine], concurrency: int, jobs: int = JOBS) -> Variant:
+    """The same by an ``AsyncWorker``; each run has an event loop of its own, and thus an engine."""
 
     def run(batch: int) -> None:
         left = jobs
@@ -117,8 +116,15 @@ def awaited(engine: AsyncEngine, concurrency: int, jobs: int = JOBS) -> Variant:
             if not left:
                 worker.stop()
 
-        worker = sl.AsyncWorker(queue, handler, bind=engine, concurrency=concurrency, batch=batch, prefetch=batch)
-        asyncio.run(worker.run())
+        async def run_worker() -> None:
+            nonlocal worker
+            engine = made()
+            worker = sl.AsyncWorker(queue, handler, bind=engine, concurrency=concurrency, batch=batch, prefetch=batch)
+            await worker.run()
+            await engine.dispose()
+
+        worker: Any = None
+        asyncio.run(run_worker())
 
     return run
 
@@ -177,7 +183,7 @@ def variants(url: URL, commit: str) -> Iterator[dict[str, Measured]]:
             "held connection": ours(held(engine)),
             "Worker, 1 thread": ours(worked(engine, 1)),
             WORKER: ours(worked(engine, 4)),
-            ASYNC_WORKER: ours(awaited(create_async_engine(url, poolclass=NullPool, connect_args=options), 4)),
+            ASYNC_WORKER: ours(awaited(partial(create_async_engine, url, connect_args=options), 4)),
             "without prefetch": ours(worked(engine, 4, prefetches=False)),
         }
         for name, peer, jobs in (("pgqueuer", pgqueuer, JOBS), ("procrastinate", procrastinates, JOBS // 10)):

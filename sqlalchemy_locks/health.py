@@ -23,8 +23,8 @@ from sqlalchemy_locks.sql.tables import tables
 
 __all__ = ["Finding", "examine"]
 
-#: what a role lacks of what ``grant_to`` grants
-_LACKS = text(
+#: the privileges that ``grant_to`` grants and the role does not have
+_MISSING_PRIVILEGES = text(
     "SELECT privilege || ' on ' || nspname || '.' || relname FROM pg_class AS c"
     " JOIN pg_namespace AS n ON n.oid = relnamespace"
     " CROSS JOIN unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS privilege"
@@ -118,17 +118,17 @@ def _installed(connection: Connection, schema: str, prefix: str) -> Iterator[Fin
         yield Finding("index" if "has lost its index" in sentence else "drift", "problem", sentence)
     if not drifts:
         yield Finding("drift", "ok", "tables, indexes and functions are as they were installed")
-    lacks = ", ".join(_lacking(connection, schema, prefix))
-    if lacks:
-        yield Finding("privileges", "problem", f"the user of this connection lacks {lacks}: {GRANT_HINT}")
+    missing = ", ".join(_missing_privileges(connection, schema, prefix))
+    if missing:
+        yield Finding("privileges", "problem", f"the user of this connection lacks {missing}: {GRANT_HINT}")
 
 
-def _lacking(connection: Connection, schema: str, prefix: str) -> Iterator[str]:
+def _missing_privileges(connection: Connection, schema: str, prefix: str) -> Iterator[str]:
     backend = backend_for(connection.dialect)
     ours = [each for each in tables(None, prefix).job.metadata.tables.values() if each.name != f"{prefix}installed"]
     if backend.schemas:
         names = [table.name.removeprefix(prefix) for table in ours]
-        yield from connection.execute(_LACKS, {"schema": schema, "names": names}).scalars()
+        yield from connection.execute(_MISSING_PRIVILEGES, {"schema": schema, "names": names}).scalars()
     elif not backend.single_writer:
         quoted = connection.dialect.identifier_preparer
         for table, (privilege, statement) in product(ours, _EXPLAINED.items()):

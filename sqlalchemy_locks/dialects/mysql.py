@@ -477,9 +477,9 @@ def held_keys(element: elements.HeldKeys, compiler: Any, **kw: Any) -> str:
         "SELECT began.timer_wait FROM performance_schema.events_transactions_current AS began"
         " WHERE began.thread_id = held.thread_id AND began.state = 'ACTIVE'"
     )
-    asked = (
-        "SELECT MAX(asked.timer_wait) FROM performance_schema.events_statements_current AS asked"
-        " WHERE asked.thread_id = held.thread_id AND asked.end_event_id IS NULL"
+    pending = (
+        "SELECT MAX(pending.timer_wait) FROM performance_schema.events_statements_current AS pending"
+        " WHERE pending.thread_id = held.thread_id AND pending.end_event_id IS NULL"
     )
     return (
         "SELECT CAST(held.lock_data AS SIGNED) AS `key`,"
@@ -487,7 +487,7 @@ def held_keys(element: elements.HeldKeys, compiler: Any, **kw: Any) -> str:
         " held.lock_status = 'GRANTED' AS granted, session.processlist_id AS session, program.attr_value AS owner,"
         " session.processlist_user AS user, session.processlist_host AS host,"
         " session.processlist_command AS state,"
-        f" IF(held.lock_status = 'GRANTED', {ago.format(began)}, {ago.format(asked)}) AS since,"
+        f" IF(held.lock_status = 'GRANTED', {ago.format(began)}, {ago.format(pending)}) AS since,"
         " (SELECT GROUP_CONCAT(DISTINCT other.processlist_id) FROM performance_schema.data_lock_waits AS wait"
         " JOIN performance_schema.threads AS other ON other.thread_id = wait.blocking_thread_id"
         " WHERE wait.requesting_engine_lock_id = held.engine_lock_id) AS waits_for"

@@ -131,8 +131,8 @@ class SQLite(Backend):
     def prepare(self, connection: Connection, wait: float | None) -> None:
         raw: Any = connection.connection.driver_connection
         # aiosqlite doesn't tell its autocommit
-        open_unknown = raw.in_transaction and not (connection.in_transaction() or connection.info.get(BEGINS_IMMEDIATE))
-        if (open_unknown or driver_autocommit(raw) is False) and raw.isolation_level is None:
+        foreign = raw.in_transaction and not (connection.in_transaction() or connection.info.get(BEGINS_IMMEDIATE))
+        if (foreign or driver_autocommit(raw) is False) and raw.isolation_level is None:
             raise Unsupported(
                 "sqlite3's connect(autocommit=False) begins a transaction that SQLAlchemy's AUTOCOMMIT never commits: "
                 "use one of the two"

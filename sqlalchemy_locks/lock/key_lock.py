@@ -71,8 +71,8 @@ class _AcquireLock(OperationImpl):
     def holders(self, execution: Execution) -> tuple[Holder, ...]:
         # InnoDB's transaction goes on, and can be asked; elsewhere that would take another connection. A block names
         # its locks itself
-        asked = execution.backend.key_rows and execution.wait != 0 and "lock_name" in execution.values
-        return holders_now(execution.connection, [execution.values["lock_name"]]) if asked else ()
+        readable = execution.backend.key_rows and execution.wait != 0 and "lock_name" in execution.values
+        return holders_now(execution.connection, [execution.values["lock_name"]]) if readable else ()
 
     def run(self, execution: Execution) -> Any:
         mode, backend = self.mode, execution.backend

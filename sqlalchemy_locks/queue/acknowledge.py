@@ -142,7 +142,7 @@ class UpdateOwnedJobs(JobOperation):
         return execution.execute(updating, {**values, PAIRS: owned, IDS: [id_ for id_, _ in owned]}).rowcount
 
 
-def skip_locked(operation: Operation[Any]) -> Operation[Any]:
+def skip_locked_rows(operation: Operation[Any]) -> Operation[Any]:
     """Return the same operation, skipping rows that another session has locked."""
     return Operation(operation._impl.skip_locked, operation._values)  # type: ignore[attr-defined]
 

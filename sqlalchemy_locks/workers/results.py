@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.errors import Discard, Retry
-from sqlalchemy_locks.queue.acknowledge import DEAD, RUNNING, skip_locked
+from sqlalchemy_locks.queue.acknowledge import DEAD, RUNNING, skip_locked_rows
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, log
@@ -125,7 +125,7 @@ class PendingAcks:
             return [(job, failure) for job, failure in self.finished.items() if waits or job._locked_until <= now]
 
     def _perform(self, operation: Operation[Any], waits: bool) -> int:
-        number: int = self._database.perform(operation if waits else skip_locked(operation))
+        number: int = self._database.perform(operation if waits else skip_locked_rows(operation))
         return number
 
     def _fail(self, job: RunningJob, failure: Failure, waits: bool) -> int:

@@ -22,7 +22,7 @@ from itertools import takewhile
 from typing import Any
 
 from sqlalchemy_locks.errors import LockError
-from sqlalchemy_locks.queue.acknowledge import RUNNING, skip_locked
+from sqlalchemy_locks.queue.acknowledge import RUNNING, skip_locked_rows
 from sqlalchemy_locks.queue.fetch import decoders
 from sqlalchemy_locks.queue.jobs import BEGUN, COUNTED_AHEAD, ORDER
 from sqlalchemy_locks.queue.liveness import STALLED_AFTER, ReadHeartbeat
@@ -511,7 +511,7 @@ class WorkerState:
             known = {_captured(job._pair) for job in (*owned, *self.acks.finished)}
         unknown = [pair for pair in pairs if _captured(pair) not in known]
         if unknown:
-            self.database.perform(skip_locked(queue.release(sorted(unknown))))
+            self.database.perform(skip_locked_rows(queue.release(sorted(unknown))))
             self._more_jobs = True
         if not self.stopping:
             captured = set(map(_captured, pairs))
@@ -586,7 +586,7 @@ class WorkerState:
         if jobs:
             # their attempts may be counted, though no reply has said so
             pairs = {_with_bits(job._pair, each) for job in jobs for each in _COUNTED}
-            self.database.perform(skip_locked(self.config.queue.release(sorted(pairs))))
+            self.database.perform(skip_locked_rows(self.config.queue.release(sorted(pairs))))
 
 
 def _with_bits(pair: tuple[Any, int], bits: int) -> tuple[Any, int]:
