@@ -99,6 +99,30 @@ def test_a_kind_is_never_changed_while_clients_run(answering: Callable[..., Engi
         assert check(connection) == []
 
 
+@pytest.mark.parametrize("make", [sl.lock.exclusive, sl.lock.shared])
+def test_functions_that_lock_rows_exclude_those_that_take_their_place(
+    answering: Callable[..., Engine], make: Any
+) -> None:
+    """They acquire the advisory lock, too, where there are any: a revision can change the kind under traffic."""
+    engine = answering(**ADVISORY)
+    install(url_of(engine), locking="table")
+    install(url_of(engine), locking="advisory", schema="other")
+    others = engine.execution_options(schema_translate_map={"lock": "other"})
+    for first, second in ((engine, others), (others, engine)):
+        with first.connect() as holder, second.connect() as connection:
+            holder.execute(make("a"))
+            assert connection.scalar(sl.lock.try_exclusive("a")) is False
+            assert connection.scalar(sl.lock.try_shared("a")) is (make is sl.lock.shared)
+            connection.rollback()
+            with pytest.raises(sl.LockTimeout):
+                connection.execute(sl.lock.exclusive("a").execution_options(locks_wait=1))
+    with others.connect() as holder, engine.connect() as connection, engine.connect() as third:
+        holder.execute(make("a"))
+        assert connection.scalar(sl.lock.try_exclusive("a")) is False
+        # and left no row locked
+        third.execute(text("SELECT 1 FROM lock.locked_keys FOR UPDATE NOWAIT"))
+
+
 @pytest.mark.parametrize("settings", [SILENCED, {"yb_enable_advisory_locks": "off"}], ids=["silenced", "off"])
 def test_advisory_locks_that_lock_nothing_are_refused(
     answering: Callable[..., Engine], settings: dict[str, str]

@@ -21,6 +21,10 @@ BEGIN
   FOR round IN 1..100 LOOP
     PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = exclusive.key FOR UPDATE;
     IF FOUND THEN
+      -- The advisory lock, too: a revision may replace these functions by those that acquire nothing else.
+      IF current_setting('yb_enable_advisory_locks', true) = 'on' THEN
+        PERFORM pg_advisory_xact_lock(key);
+      END IF;
       IF wait_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', previous_wait, true);
       END IF;

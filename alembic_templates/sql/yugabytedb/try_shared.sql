@@ -15,6 +15,12 @@ BEGIN
       FOR round IN 1..100 LOOP
         PERFORM 1 FROM lock.locked_keys AS held WHERE held.key = try_shared.key FOR SHARE NOWAIT;
         IF FOUND THEN
+          -- The advisory lock, too, as in shared(). The exception frees the row.
+          IF current_setting('yb_enable_advisory_locks', true) = 'on' THEN
+            IF NOT pg_try_advisory_xact_lock_shared(key) THEN
+              RAISE lock_not_available;
+            END IF;
+          END IF;
           RETURN true;
         END IF;
         -- Outside the transaction, as in shared(), so that it leaves no uncommitted insert to wait for. If there is

@@ -87,6 +87,10 @@ BEGIN
   FOR round IN 1..100 LOOP
     PERFORM 1 FROM "elsewhere".locked_keys AS held WHERE held.key = exclusive.key FOR UPDATE;
     IF FOUND THEN
+      -- The advisory lock, too: a revision may replace these functions by those that acquire nothing else.
+      IF current_setting('yb_enable_advisory_locks', true) = 'on' THEN
+        PERFORM pg_advisory_xact_lock(key);
+      END IF;
       IF wait_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', previous_wait, true);
       END IF;
@@ -127,6 +131,10 @@ BEGIN
   FOR round IN 1..100 LOOP
     PERFORM 1 FROM "elsewhere".locked_keys AS held WHERE held.key = shared.key FOR SHARE;
     IF FOUND THEN
+      -- The advisory lock, too: a revision may replace these functions by those that acquire nothing else.
+      IF current_setting('yb_enable_advisory_locks', true) = 'on' THEN
+        PERFORM pg_advisory_xact_lock_shared(key);
+      END IF;
       IF wait_ms IS NOT NULL THEN
         PERFORM set_config('lock_timeout', previous_wait, true);
       END IF;
@@ -161,6 +169,12 @@ BEGIN
       FOR round IN 1..100 LOOP
         PERFORM 1 FROM "elsewhere".locked_keys AS held WHERE held.key = try_exclusive.key FOR UPDATE NOWAIT;
         IF FOUND THEN
+          -- The advisory lock, too, as in exclusive(). The exception frees the row.
+          IF current_setting('yb_enable_advisory_locks', true) = 'on' THEN
+            IF NOT pg_try_advisory_xact_lock(key) THEN
+              RAISE lock_not_available;
+            END IF;
+          END IF;
           RETURN true;
         END IF;
         -- Outside the transaction, as in exclusive(), so that it leaves no uncommitted insert to wait for. If there is
@@ -201,6 +215,12 @@ BEGIN
       FOR round IN 1..100 LOOP
         PERFORM 1 FROM "elsewhere".locked_keys AS held WHERE held.key = try_shared.key FOR SHARE NOWAIT;
         IF FOUND THEN
+          -- The advisory lock, too, as in shared(). The exception frees the row.
+          IF current_setting('yb_enable_advisory_locks', true) = 'on' THEN
+            IF NOT pg_try_advisory_xact_lock_shared(key) THEN
+              RAISE lock_not_available;
+            END IF;
+          END IF;
           RETURN true;
         END IF;
         -- Outside the transaction, as in shared(), so that it leaves no uncommitted insert to wait for. If there is
