@@ -31,20 +31,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
-from weakref import WeakKeyDictionary, WeakSet
+from weakref import WeakKeyDictionary
 
 import sqlalchemy
 from sqlalchemy import Engine, Table, Update, delete, event, false, select, update
-from sqlalchemy.engine import (
-    Connection,
-    CursorResult,
-    Dialect,
-    ExceptionContext,
-    IteratorResult,
-    Result,
-    RootTransaction,
-    TwoPhaseTransaction,
-)
+from sqlalchemy.engine import Connection, CursorResult, Dialect, IteratorResult, Result, TwoPhaseTransaction
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import CompileError, DBAPIError
 from sqlalchemy.sql import Executable, visitors
@@ -53,9 +44,16 @@ from sqlalchemy.sql.selectable import TypedReturnsRows
 from sqlalchemy.util import immutabledict
 
 from sqlalchemy_locks._validation import seconds
+from sqlalchemy_locks.core.ended_transactions import (
+    ROLLED_BACK,
+    forbid_savepoints,
+    lost_when_ended,
+    note_end,
+    was_ended,
+)
 from sqlalchemy_locks.dialects import Backend, Server, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
-from sqlalchemy_locks.errors import LockLost, LockTimeout, MustRollback, NotInstalled, PoolTimeout, Unsupported
+from sqlalchemy_locks.errors import LockTimeout, MustRollback, NotInstalled, PoolTimeout, Unsupported
 from sqlalchemy_locks.sql.elements import ReadCommitted
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
@@ -90,16 +88,6 @@ class EngineState:
 
 #: of each engine whose first connection has told about its server
 engine_states: WeakKeyDictionary[Dialect, EngineState] = WeakKeyDictionary()
-#: transactions that the server has rolled back, where its driver doesn't know
-_ended: WeakSet[RootTransaction] = WeakSet()
-#: transactions in which operations took effect, and the error's text for the statement that ends one; ``None``: only
-#: its COMMIT raises
-_with_locks: WeakKeyDictionary[RootTransaction, str | None] = WeakKeyDictionary()
-_without_savepoints: WeakSet[RootTransaction] = WeakSet()
-_ROLLED_BACK = (
-    "has rolled this transaction back for an earlier error, and released every lock that it held: roll it back here, "
-    "too, and run it again"
-)
 
 
 def engine_state(connection: Connection) -> EngineState:
@@ -117,7 +105,7 @@ def engine_state(connection: Connection) -> EngineState:
         state = EngineState(backend_for(connection.dialect, server), server)
         engine_states[connection.dialect] = state
         if state.backend.marker_is_savepoint:
-            event.listen(connection.dialect, "handle_error", partial(_note_end, state.backend), retval=True)
+            event.listen(connection.dialect, "handle_error", partial(note_end, state.backend), retval=True)
     several_nodes = state.server.several_nodes
     if several_nodes is not None and not connection.get_execution_options().get("locks_one_node"):
         raise Unsupported(several_nodes)
@@ -127,63 +115,6 @@ def engine_state(connection: Connection) -> EngineState:
 def has_begun(connection: Connection) -> bool:
     """Return whether a transaction has begun, if only with the driver, as by a listener of the app's."""
     return connection.in_transaction() or backend_for(connection.dialect).transaction_state(connection) != "ended"
-
-
-def _note_end(backend: Backend, context: ExceptionContext) -> LockLost | None:
-    error, connection = context.sqlalchemy_exception, context.connection
-    if connection is None or not isinstance(error, DBAPIError) or not backend.ends_transaction(error):
-        return None
-    if (transaction := connection.get_transaction()) is None:
-        return None
-    _ended.add(transaction)
-    if transaction in _with_locks and _refuse_commit not in connection.dispatch.commit:
-        event.listen(connection, "commit", _refuse_commit)
-    why = _with_locks.get(transaction)
-    return None if why is None else LockLost(why)
-
-
-def _refuse_commit(connection: Connection) -> None:
-    """Refuse what was done without the lock, in another transaction, by an app that has passed over the error."""
-    if (transaction := connection.get_transaction()) in _ended and transaction in _with_locks:
-        connection.invalidate()  # SQLAlchemy sends no ROLLBACK after a COMMIT that failed
-        raise LockLost(f"COMMIT: the server {_ROLLED_BACK}")
-
-
-def lost_when_ended(connection: Connection, why: str | None) -> None:
-    """Raise ``LockLost(why)`` for the statement with which the server rolls the connection's transaction back.
-
-    :param why: ``None``: only a COMMIT after that statement raises.
-    """
-    transaction = _transaction(connection)
-    _with_locks[transaction] = _with_locks.get(transaction) or why
-
-
-def _transaction(connection: Connection) -> RootTransaction:
-    """Return a connection's transaction, which would begin with its first statement only."""
-    return connection.get_transaction() or connection.begin()
-
-
-def _forbid_savepoints(connection: Connection) -> None:
-    """Refuse the savepoints of a connection from now on until its transaction ends; text of the app's passes."""
-    if (transaction := _transaction(connection)) not in _without_savepoints:
-        _without_savepoints.add(transaction)
-        # not event.contains(), which identifies a connection by its address, where a collected one may have been
-        if _refuse_savepoint not in connection.dispatch.savepoint:
-            event.listen(connection, "savepoint", _refuse_savepoint)
-
-
-def _refuse_savepoint(connection: Connection, name: str | None) -> None:
-    if connection.get_transaction() in _without_savepoints:
-        raise Unsupported(
-            "begin_nested() in a transaction with locks, mutexes, permits or jobs, on a node of "
-            f"{engine_state(connection).server.cluster}: where another node was the first to commit, MySQL would go on "
-            "in another transaction, without them, and without an error; leave it out"
-        )
-
-
-def was_ended(connection: Connection) -> bool:
-    """Return whether the server has rolled the connection's transaction back, and goes on in another one."""
-    return connection.get_transaction() in _ended
 
 
 def behind_pooler(connection: Connection) -> bool:
@@ -591,7 +522,7 @@ class Execution:
         #: a setting limits the waits of all its statements
         self.limits_waits = self.wait is not None and (
             impl.waits
-            # of a function's own setting YugabyteDB knows nothing while it waits for a row
+            # YugabyteDB ignores a function's own lock_timeout while it waits for a row
             or (impl.sends_wait and not self.backend.functions_limit_waits and (self.wait > 0 or not impl.held_by))
         )
 
@@ -602,8 +533,8 @@ class Execution:
         :raises LockTimeout: when a time limit has ended the wait for a lock, which it names.
         """
         connection, impl = self.connection, self.operation._impl
-        if connection.get_transaction() in _ended:
-            raise MustRollback(f"{impl.name}: {self.backend.name} {_ROLLED_BACK}")
+        if was_ended(connection):
+            raise MustRollback(f"{impl.name}: {self.backend.name} {ROLLED_BACK}")
         end_session = self.backend.session_ender(connection) if self.backend.key_rows else None
         began = time.monotonic()
         try:
@@ -612,7 +543,7 @@ class Execution:
                     self.backend.prepare(connection, self.wait)
             impl.check_connection(self)
             if self.server.savepoint_hides_end and impl.writes:
-                _forbid_savepoints(connection)
+                forbid_savepoints(connection, self.server.cluster)
             # an error that the app passes over may end its transaction; those of Locks end by themselves
             of_app = self.backend.key_rows and not self.read_committed
             if of_app and impl.writes and not self.backend.autocommit(connection):

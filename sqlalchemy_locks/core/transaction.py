@@ -25,6 +25,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.core.backoff import Backoff
 from sqlalchemy_locks.core.cancellation import shielded
+from sqlalchemy_locks.core.ended_transactions import was_ended
 from sqlalchemy_locks.core.operation import (
     Execution,
     Operation,
@@ -38,7 +39,6 @@ from sqlalchemy_locks.core.operation import (
     fresh_nonce,
     has_begun,
     translated,
-    was_ended,
 )
 from sqlalchemy_locks.dialects import Backend, Server, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout, Sleep, checkout_errors
@@ -96,8 +96,8 @@ _inherited: list[Any] = []
 def connect(engine: Engine, checkout: Callable[[], Connection] | None = None) -> Connection:
     """Check a connection out of the engine's pool.
 
-    Where a listener has begun a transaction at the checkout, the question what server it is would take its snapshot:
-    the engine's first connection is returned then, and checked out again.
+    Where a listener has begun a transaction at the checkout, the first question to the server would fix its snapshot.
+    So the server is asked once on the engine's first connection, which is then returned and checked out again.
 
     :param checkout: checks a connection of the engine out of another pool.
     :raises PoolTimeout: when none was free within the pool's own ``pool_timeout``.
@@ -135,7 +135,7 @@ def return_to_pool(connection: Connection, error: BaseException | None = None, *
 
     One on which nothing can be written is replaced: the name of the server may lead to the primary by now. One whose
     isolation level must be reset is returned in a task of its own under asyncio, as SQLAlchemy's ``async with`` does: a
-    cancellation of the reset would keep the connection's place from the pool for good.
+    cancellation of the reset would leak its place in the pool.
 
     :param error: what its use has raised.
     :param uncancelled: nothing cancels the task that this is called in.
@@ -151,7 +151,7 @@ def return_to_pool(connection: Connection, error: BaseException | None = None, *
         connection.close()
     except (DBAPIError, connection.dialect.loaded_dbapi.Error) as raised:
         if pooled is not None and pooled.is_valid:
-            # an error while the level is reset would keep the connection's place from the pool for good
+            # an error while the level is reset would leak the connection's place in the pool
             driver_connection: Any = pooled.dbapi_connection
             pooled.detach()
             pooled.invalidate(raised)
@@ -191,7 +191,7 @@ class ShortTransaction:
         #: other work than the lock is done in it
         self.used = False
         #: the server, or the driver, can tell this transaction from a later one
-        self._marked = False
+        self._shows_end = False
         #: the driver has shown that it is open; before that, only the first statement may begin it
         self._seen_open = False
         self._loss: str | None = None
@@ -254,26 +254,27 @@ class ShortTransaction:
             self._loss = _CLOSED
 
     def mark_first(self) -> None:
-        """Leave the marker before the first lock, where it would hide the end of a transaction that has locks."""
+        """Set the marker, a savepoint, before the first lock, where SAVEPOINT hides a transaction's end."""
         if self.server.savepoint_hides_end:
-            self._read_something()  # or the storage engine wouldn't know of the savepoint
+            self._read_locked_keys()  # or the storage engine wouldn't know of the savepoint
             self.backend.set_marker(self.connection)
-            self._marked = True
+            self._shows_end = True
 
-    def _read_something(self) -> None:
+    def _read_locked_keys(self) -> None:
         table = build_context(self.connection.dialect, self.connection.get_execution_options()).tables.locked_keys
         with translated(self.backend, needs_installation=True):
             self.connection.execute(_select_one_key(table)).close()
 
-    def use(self, *, marker: bool = True) -> None:
+    def watch_end(self, *, marker: bool = True) -> None:
         """Detect the end of the transaction from here on: other work is about to be done in it.
 
         :param marker: code that may pass over an error, or end the transaction, does that work.
         """
         if not self.used:
-            if marker and not self._marked:
+            if marker and not self._shows_end:
                 self.backend.set_marker(self.connection)
-            self.used, self._marked = True, self._marked or marker or not self.backend.marker_is_savepoint
+            self.used = True
+            self._shows_end = self._shows_end or marker or not self.backend.marker_is_savepoint
             self._seen_open = self.backend.transaction_state(self.connection) != "ended"
 
     def check(self) -> None:
@@ -291,8 +292,8 @@ class ShortTransaction:
             )
         try:
             if why is None and self.server.savepoint_hides_end:
-                self._read_something()
-            elif why is None and self._marked and self.backend.marker_is_savepoint:
+                self._read_locked_keys()
+            elif why is None and self._shows_end and self.backend.marker_is_savepoint:
                 if self.backend.marker_lost(self.connection):
                     why = self._loss = FAILED
                 else:
@@ -323,7 +324,7 @@ class ShortTransaction:
         try:
             why = self.loss() if self.used or not self.active else self._loss
             try:
-                if why is None and self._marked and self.backend.marker_lost(self.connection):
+                if why is None and self._shows_end and self.backend.marker_lost(self.connection):
                     why = FAILED
             except DBAPIError as error:
                 raise LockLost(FAILED) from error
@@ -434,7 +435,9 @@ class Attempts:
         does something at the beginning of a session's transaction (``after_begin``).
     :param checkout: checks a connection out; by default of the engine's pool.
     :param give_back: called with a connection after a statement that has succeeded; by default it returns to its pool.
-    :param in_sessions: by default; otherwise rows are no entities, and only those listeners are called.
+    :param in_sessions: an operation that gives entities is executed in a session. ``False`` for a worker: rows stay
+        rows, the listeners are called without a session, and reads aren't made at the app's own level, where those of
+        SERIALIZABLE would lock jobs.
     """
 
     def __init__(
@@ -484,7 +487,6 @@ class Attempts:
             # Elsewhere at the app's level: an UPDATE reads the latest rows at every level. But not in autocommit under
             # asyncio: the statement of a cancelled task may still be executed, and would commit by itself.
             commits = connection.dialect.is_async and backend.autocommit(connection)
-            # A worker's reads must not lock jobs, as those of SERIALIZABLE do.
             at_own_level = self._in_sessions and backend.stale_reads
             plain = one_statement and not commits and (at_own_level or backend.single_writer)
             if in_autocommit:
@@ -514,7 +516,7 @@ class Attempts:
                     raise
                 transaction.abandon(error)
                 return impl.refused
-            transaction.use(marker=in_session)  # an operation passes over no error that ends its transaction
+            transaction.watch_end(marker=in_session)  # an operation passes over no error that ends its transaction
             if in_session:
                 value = self._in_session(connection, operation, options)
             else:

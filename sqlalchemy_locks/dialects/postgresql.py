@@ -400,7 +400,7 @@ class PostgreSQL(Backend):
         try:
             yield
         except BaseException as error:
-            # a setting of the transaction ends with the failed one, which other errors leave open
+            # an error of the driver has failed the transaction, with which a local setting ends; another one hasn't
             drivers = DBAPIError, DriverTimeout
             failed = isinstance(error, drivers) or isinstance(error.__cause__, drivers)
             if ((isinstance(error, Exception) and not failed) or not local) and not connection.invalidated:

@@ -28,7 +28,7 @@ class AsyncLostEvent:
     def __init__(self, lost: LostEvent) -> None:
         self._lost = lost
         self._future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        lost.on_set.append(self._notify)
+        lost.on_set = self._notify
 
     def _notify(self) -> None:
         # it may be set in another thread, and the loop may be closed

@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sqlalchemy_locks._validation import timeout_seconds
-from sqlalchemy_locks.core.operation import Execution, cluster_behind, lost_when_ended, prepare_commit, was_ended
+from sqlalchemy_locks.core.ended_transactions import lost_when_ended, was_ended
+from sqlalchemy_locks.core.operation import Execution, cluster_behind, prepare_commit
 from sqlalchemy_locks.core.transaction import (
     FAILED,
     IN_BLOCK,
@@ -99,7 +100,7 @@ class Held:
                 error = LockLost(why)
                 self._mark_lost(error)
                 raise error
-            short.use()
+            short.watch_end()
             lost_when_ended(connection, FAILED)
             return connection
 
@@ -246,7 +247,7 @@ class ExclusiveBlock:
         :raises ReentryError: when it holds one of them already, so that acquiring it again would deadlock.
         """
         locks, owner = self._locks, reentry.current_owner()
-        # elsewhere two schemas of one database may share a key
+        # elsewhere a key is the database's, whatever the schema
         where = locks._reentry_scope if locks._backend.key_rows else None
         keys = (0,) if locks._backend.single_writer else self._names  # any two keys may be one lock
         wanted = dict.fromkeys(zip(repeat((locks._engine.dialect, where)), keys), 1)
@@ -307,11 +308,8 @@ class ExclusiveBlock:
             locks._after_begin.call(short.connection)
             short.mark_first()
             for key in self._names:
-                late = deadline is not None and time.monotonic() >= deadline  # a free key is acquired nevertheless
-                operation = acquire(key, shared=self._shared, tries=late)
-                execution = Execution(short.connection, operation, {}, deadline=None if late else deadline)
-                if not execution.perform(unpack=True) and late:
-                    raise LockTimeout(f"the key {key} is locked")
+                # after the deadline it tries: a free key is acquired nevertheless
+                Execution(short.connection, acquire(key, shared=self._shared), {}, deadline=deadline).perform()
                 if ticket is not None:
                     ticket.leave()
         except PoolTimeout as error:

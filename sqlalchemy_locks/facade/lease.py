@@ -201,7 +201,7 @@ class LeaseContext:
                     raise LockLost(f"the request {grant.external_id!r} was granted, and its time ran out meanwhile")
             lost = LostEvent(self._ttl, asked_at)
             renewable = RenewableLease(grant, lost, asked_at)
-            lost.on_lost.append(_weak_callback(self._on_lost, grant))
+            lost.on_lost = _weak_callback(self._on_lost, grant)
             if lost:
                 raise self._lost_error(grant, lost)
         except BaseException as error:

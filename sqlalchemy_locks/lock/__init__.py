@@ -9,7 +9,7 @@ connection or its process, whichever ends first.
 
 - *PostgreSQL, YugabyteDB*: one call of a function that the migration installs (``advisory.py``).
 - *MySQL, MariaDB*: the key's row in a table (``innodb.py``), inserted on first use.
-- *SQLite*: every lock is the database's one write lock (``write_lock.py``).
+- *SQLite*: every lock is the database's one write lock (``sqlite.py``).
 """
 
 from sqlalchemy_locks.keys import key

@@ -26,7 +26,8 @@ from sqlalchemy import Insert, Integer, Table, delete, exists, literal_column, n
 from sqlalchemy.engine import Connection, Dialect
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BuildContext, Execution, lost_when_ended, translated
+from sqlalchemy_locks.core.ended_transactions import lost_when_ended
+from sqlalchemy_locks.core.operation import BuildContext, Execution, translated
 from sqlalchemy_locks.core.side_pool import side_connection
 from sqlalchemy_locks.dialects.base import COMMITTED, not_writable
 from sqlalchemy_locks.errors import LockTimeout, MustRollback, PoolTimeout

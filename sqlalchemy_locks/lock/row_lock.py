@@ -16,7 +16,7 @@ from sqlalchemy.sql.selectable import TypedReturnsRows
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, execute_in_session
 from sqlalchemy_locks.dialects.base import not_writable
 from sqlalchemy_locks.errors import UnknownRow
-from sqlalchemy_locks.lock.write_lock import wait_for_write_lock
+from sqlalchemy_locks.lock.sqlite import wait_for_write_lock
 from sqlalchemy_locks.sql.elements import Writable
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ renewed it, plus its time to live, less a margin. That instant passes by itself:
 finds its lease lost at the next look.
 
 The timers are a thread, or a task of an event loop; there is none when nothing is held. Leases are renewed in batches,
-in which a row that others have locked is passed over: that is neither a renewal nor a loss. Such a lease is renewed
+in which a row that others have locked is skipped: that is neither a renewal nor a loss. Such a lease is renewed
 alone, in a second thread or task, and only then is a refusal a loss. A renewal that fails is tried again for as long as
 the lease is proven.
 """
@@ -77,9 +77,9 @@ class LostEvent:
         #: why it is set, as the end of a sentence
         self.why = ""
         #: called when it is set
-        self.on_set: list[Callable[[], object]] = []
+        self.on_set: Callable[[], object] = lambda: None
         #: called when the lease is lost, and not when its block ends
-        self.on_lost: list[Callable[[LostEvent], object]] = []
+        self.on_lost: Callable[[LostEvent], object] = lambda _: None
         #: until when the lease is confirmed, by :func:`clock`
         self.deadline = asked_at + ttl * (1 - MARGIN)
 
@@ -90,8 +90,7 @@ class LostEvent:
     def set(self, why: str) -> None:
         """Mark the lease as lost."""
         if self._set(why) and os.getpid() == self.process:
-            for notify in self.on_lost:
-                notify(self)
+            self.on_lost(self)
 
     def close(self) -> None:
         """Set it since the block has ended, which is no loss."""
@@ -103,8 +102,7 @@ class LostEvent:
                 return False
             self.why = why
             self._event.set()
-        for notify in self.on_set:
-            notify()
+        self.on_set()
         return True
 
     def is_set(self) -> bool:
@@ -158,8 +156,8 @@ class RenewableLease:
         self.early = min(_LONGEST_EARLY, lost.ttl / 12)
         #: its block has ended
         self.closed = False
-        #: a batch has passed it over: it is renewed alone
-        self.alone = False
+        #: a batch has skipped it: it is renewed alone
+        self.skipped = False
         self._failures = 0
 
     def confirm(self, asked_at: float) -> None:
@@ -225,39 +223,39 @@ class RenewalSchedule:
         with self._guard:
             if not self.leases:
                 return None
-            due = min((lease.due for lease in self.leases if not lease.alone), default=math.inf)
+            due = min((lease.due for lease in self.leases if not lease.skipped), default=math.inf)
         return max(0.0, due - clock())
 
     def renew_due(self) -> None:
         """Renew the leases that are due, in batches."""
         now = clock()
-        due = [lease for lease in self._all() if not lease.alone and lease.due - lease.early <= now]
+        due = [lease for lease in self._all() if not lease.skipped and lease.due - lease.early <= now]
         for start in range(0, len(due), BATCH):
             self._renew_batch([lease for lease in due[start : start + BATCH] if self._is_held(lease)])
 
-    def passed_over(self) -> bool:
-        """Return whether there are leases that the batches have passed over."""
-        return any(lease.alone for lease in self._all())
+    def has_skipped(self) -> bool:
+        """Return whether there are leases that a batch has skipped."""
+        return any(lease.skipped for lease in self._all())
 
-    def renew_passed_over(self) -> bool:
-        """Renew one of the leases that the batches have passed over; return whether there was one."""
-        passed_over = [lease for lease in self._all() if lease.alone]
-        if not passed_over:
+    def renew_skipped(self) -> bool:
+        """Renew one of the skipped leases; return whether there was one."""
+        skipped = [lease for lease in self._all() if lease.skipped]
+        if not skipped:
             return False
         # one whose row stayed locked is due later than those that were not tried yet
-        lease = min(passed_over, key=lambda lease: lease.due)
+        lease = min(skipped, key=lambda lease: lease.due)
         try:
             self._renew_alone(lease)
         finally:
-            lease.alone = False
+            lease.skipped = False
         return True
 
-    def postpone_passed_over(self) -> None:
-        """Return the leases that the batches have passed over to them."""
+    def return_skipped(self) -> None:
+        """Let the batches renew the skipped leases again, after a pause."""
         for lease in self._all():
-            if lease.alone:
+            if lease.skipped:
                 lease.postpone()
-                lease.alone = False
+                lease.skipped = False
 
     def _renew_batch(self, leases: list[RenewableLease]) -> None:
         if not leases:
@@ -275,7 +273,7 @@ class RenewalSchedule:
                 if lease.grant.token in renewed:
                     lease.confirm(asked_at)
                 else:
-                    lease.alone = True
+                    lease.skipped = True
         for lease in leases:
             self._is_held(lease)
 
@@ -315,7 +313,7 @@ class RenewalThread:
         self.schedule = RenewalSchedule(renewer)
         self._renewer = renewer
         self._changed = threading.Condition()
-        self._runs = self._renews_passed_over = False
+        self._runs = self._renews_skipped = False
         #: when the thread looks again, by :func:`clock`
         self._wakes_at = math.inf
 
@@ -345,7 +343,7 @@ class RenewalThread:
         try:
             while self._wait():
                 self.schedule.renew_due()
-                self._begin_passed_over()
+                self._begin_skipped()
         except BaseException:
             with self._changed:
                 self._runs = False
@@ -363,37 +361,37 @@ class RenewalThread:
             self._runs = pause is not None
             return self._runs
 
-    def _begin_passed_over(self) -> None:
+    def _begin_skipped(self) -> None:
         with self._changed:
-            if self._renews_passed_over or not self.schedule.passed_over():
+            if self._renews_skipped or not self.schedule.has_skipped():
                 return
-            self._renews_passed_over = True
+            self._renews_skipped = True
         try:
-            threading.Thread(target=self._work_on_passed_over, name=THREAD_NAME, daemon=True).start()
+            threading.Thread(target=self._work_on_skipped, name=THREAD_NAME, daemon=True).start()
         except RuntimeError:  # the system refuses more threads
-            self._renews_passed_over = False
-            self.schedule.postpone_passed_over()
+            self._renews_skipped = False
+            self.schedule.return_skipped()
 
-    def _work_on_passed_over(self) -> None:
+    def _work_on_skipped(self) -> None:
         try:
-            while self._is_wanted_for_passed_over():
-                self.schedule.renew_passed_over()
+            while self._is_wanted_for_skipped():
+                self.schedule.renew_skipped()
                 self.wake()
         except BaseException:
-            self._renews_passed_over = False
+            self._renews_skipped = False
             raise
         finally:
             self._release_pool()
 
-    def _is_wanted_for_passed_over(self) -> bool:
+    def _is_wanted_for_skipped(self) -> bool:
         with self._changed:  # a batch that passes over another lease afterwards starts another thread
-            self._renews_passed_over = self.schedule.passed_over()
-            return self._renews_passed_over
+            self._renews_skipped = self.schedule.has_skipped()
+            return self._renews_skipped
 
     def _release_pool(self) -> None:
         """Dispose of the pool when no thread uses it."""
         with self._changed:
-            in_use = self._runs or self._renews_passed_over
+            in_use = self._runs or self._renews_skipped
             pool = None if in_use else self._renewer.take_pool()
         if pool is not None:
             pool.dispose()
@@ -412,7 +410,7 @@ class RenewalTask:
         #: the task has ended, or has leases to renew again
         self._settled = asyncio.Event()
         self._wakes_at = math.inf
-        self._passed_over: asyncio.Task[None] | None = None
+        self._skipped_task: asyncio.Task[None] | None = None
         self._task = asyncio.create_task(self._work())
 
     def add(self, lease: RenewableLease) -> None:
@@ -440,7 +438,7 @@ class RenewalTask:
         try:
             while True:
                 pause = self.schedule.pause()
-                if pause is None and self._passed_over is None:
+                if pause is None and self._skipped_task is None:
                     await self._release_pool()
                     if self.schedule.leases:
                         continue
@@ -449,8 +447,8 @@ class RenewalTask:
                     await self._wait(pause)
                     continue
                 await greenlet_spawn(self.schedule.renew_due)
-                if self._passed_over is None and self.schedule.passed_over():
-                    self._passed_over = asyncio.create_task(self._work_on_passed_over())
+                if self._skipped_task is None and self.schedule.has_skipped():
+                    self._skipped_task = asyncio.create_task(self._work_on_skipped())
         finally:
             self._on_end()
             self._settled.set()
@@ -463,12 +461,12 @@ class RenewalTask:
             await asyncio.wait_for(self._changed.wait(), None if pause == math.inf else pause)
         self._wakes_at = -math.inf
 
-    async def _work_on_passed_over(self) -> None:
+    async def _work_on_skipped(self) -> None:
         try:
-            while await greenlet_spawn(self.schedule.renew_passed_over):
+            while await greenlet_spawn(self.schedule.renew_skipped):
                 self._changed.set()
         finally:
-            self._passed_over = None
+            self._skipped_task = None
             self._changed.set()
 
     async def _release_pool(self) -> None:
@@ -478,7 +476,7 @@ class RenewalTask:
 
     async def _cancel(self) -> None:
         self._on_end()  # a block that is entered meanwhile needs a task that goes on
-        for task in (self._passed_over, self._task):
+        for task in (self._skipped_task, self._task):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})

@@ -27,7 +27,7 @@ from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
 from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.core.typing import shaped
 from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
-from sqlalchemy_locks.semaphore import base, held_permits
+from sqlalchemy_locks.semaphore import base, permit_sums
 from sqlalchemy_locks.semaphore.statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN, Statements
 from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
@@ -172,10 +172,10 @@ class AcquirePermits(base.SemaphoreImpl):
         # a release lowers no bound: one that leaves no room says nothing
         bounds: dict[int, float] = {row.id: math.inf if row.used_at_most is None else row.used_at_most for row in rows}
         if ttl is None and all(bounds[row.id] + counts[row.id] <= row.capacity for row in rows):
-            sums, now, began = held_permits.Usage(bounds, None, None)
+            sums, now, began = permit_sums.Usage(bounds, None, None)
         else:
-            sums, now, began = held_permits.read_usage(execution, sql, rows, request)
-            if held_permits.reads_snapshot(execution):
+            sums, now, began = permit_sums.read_usage(execution, sql, rows, request)
+            if permit_sums.reads_snapshot(execution):
                 # not stored as the bound, on which others rely: at READ UNCOMMITTED, which can't always be detected,
                 # the sum may be too low
                 sums = {semaphore: min(used, bounds[semaphore]) for semaphore, used in sums.items()}
@@ -184,7 +184,7 @@ class AcquirePermits(base.SemaphoreImpl):
         exhausted = []
         for name, row in zip(permits, rows, strict=True):
             most = row.capacity - counts[row.id]
-            if sums[row.id] > most and (current := held_permits.sum_again(execution, sql, row, most)) is not None:
+            if sums[row.id] > most and (current := permit_sums.sum_again(execution, sql, row, most)) is not None:
                 sums[row.id], now = current
                 bounds[row.id] = sums[row.id]
             if sums[row.id] > most:
@@ -195,7 +195,7 @@ class AcquirePermits(base.SemaphoreImpl):
         for row in rows:
             bound = bounds[row.id] + counts[row.id]
             execution.execute(sql.raise_fence, {"row_id": row.id, "bound": None if bound == math.inf else int(bound)})
-            held_permits.mark_changed(execution, row.id)
+            permit_sums.mark_changed(execution, row.id)
             permit = {"semaphore_id": row.id, "permit_request_id": request, "count": counts[row.id]}
             execution.execute(sql.insert_permit, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
         until = None if ttl is None else self._start_lease(execution, sql, request, ttl, now, began)
@@ -206,7 +206,7 @@ class AcquirePermits(base.SemaphoreImpl):
         self, execution: Execution, sql: Statements, request: int, ttl: float, now: Any, began: Any
     ) -> Any:
         """Return when the time to live runs out: it counts from after the waits, not from the INSERT before them."""
-        if now is None or held_permits.reads_snapshot(execution):
+        if now is None or permit_sums.reads_snapshot(execution):
             # at SERIALIZABLE the sum, too, may have waited after it read the clock
             now = execution.execute(sql.read_clock, {}).scalar_one()
         if began is None or now - began > timedelta(seconds=min(0.01, ttl / 100)):

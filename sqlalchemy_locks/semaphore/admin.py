@@ -13,7 +13,7 @@ from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
 from sqlalchemy_locks.errors import LockTimeout, SemaphoreHeld, UnknownSemaphore
 from sqlalchemy_locks.semaphore.base import SemaphoreImpl, lock_semaphore
-from sqlalchemy_locks.semaphore.held_permits import mark_changed, read_usage, sum_again
+from sqlalchemy_locks.semaphore.permit_sums import mark_changed, read_usage, sum_again
 from sqlalchemy_locks.semaphore.statements import DELETED, HELD, UNKNOWN, Statements
 from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
 

@@ -14,7 +14,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks._validation import milliseconds, valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.errors import Unsupported
-from sqlalchemy_locks.semaphore.held_permits import read_committed_rows, reads_snapshot
+from sqlalchemy_locks.semaphore.permit_sums import read_committed_rows, reads_snapshot
 from sqlalchemy_locks.semaphore.statements import Statements, statements
 from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
 from sqlalchemy_locks.values import Grant

@@ -11,7 +11,7 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.typing import BOOL_ROW, shaped
 from sqlalchemy_locks.semaphore.base import SemaphoreImpl, delete_request, identity_of, lock_request
-from sqlalchemy_locks.semaphore.held_permits import end_request
+from sqlalchemy_locks.semaphore.permit_sums import end_request
 from sqlalchemy_locks.semaphore.statements import RELEASED, Statements
 from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
 from sqlalchemy_locks.values import Grant, Released

@@ -13,7 +13,7 @@ from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.typing import INT_ROW, shaped
 from sqlalchemy_locks.semaphore.base import SemaphoreImpl
-from sqlalchemy_locks.semaphore.held_permits import reads_snapshot, release_unchanged_requests
+from sqlalchemy_locks.semaphore.permit_sums import reads_snapshot, release_unchanged_requests
 from sqlalchemy_locks.semaphore.statements import Statements
 
 #: before any timestamp

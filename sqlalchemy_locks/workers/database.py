@@ -54,17 +54,17 @@ class WorkerDatabase:
         #: when it has to be returned at the latest, by ``time.monotonic()``
         self.kept_until = float("inf")
         #: the last operation was executed again, after an error that may have come when it had taken effect
-        self.retried = False
+        self.was_retried = False
 
     def perform(self, operation: Operation[Any]) -> Any:
         """Run an operation that may be repeated: claims and hosts make a second execution harmless.
 
         :return: its value, or the list of its rows.
         """
-        self.retried = False
+        self.was_retried = False
 
         def pause(delay: float) -> None:
-            self.retried = True
+            self.was_retried = True
             self.sleep(delay)
 
         def attempt() -> Any:
@@ -104,7 +104,7 @@ class WorkerDatabase:
         return isinstance(error, (LockTimeout, LockLost, MustRollback, SQLAlchemyPoolTimeout, DriverTimeout, OSError))
 
     def connect_once(self) -> None:
-        """Check a connection out, and return it."""
+        """Check a connection out and give it back: SQLAlchemy initializes the dialect by it."""
         return_to_pool(connect(self.config.engine, self._connect))
 
     def abort(self) -> None:

@@ -20,7 +20,7 @@ class RunningJob:
     """
 
     # no name that a column may have: those are the row's
-    __slots__ = ("_began_at", "_ended_at", "_jobs", "_locked_until", "_may_be_lost", "_pair", "_taken", "_values")
+    __slots__ = ("_began_at", "_disowned", "_ended_at", "_jobs", "_locked_until", "_may_be_lost", "_pair", "_values")
 
     def __init__(
         self, jobs: Jobs, row: Sequence[Any], captured: tuple[Any, ...], may_be_lost: Callable[[], bool]
@@ -38,7 +38,7 @@ class RunningJob:
         self._pair = row[keys["internal_id"]], row[keys["claim"]]
         self._may_be_lost = may_be_lost
         #: the database has said that another owner has it
-        self._taken = False
+        self._disowned = False
         #: when its handler was called, by ``time.monotonic()``
         self._began_at = 0.0
         #: when its handler had returned or raised
@@ -53,7 +53,7 @@ class RunningJob:
         It may have one once no heartbeat has been sent for ``stalled_after`` seconds. A handler that sees it should
         stop: another run may have begun.
         """
-        return self._taken or self._may_be_lost()
+        return self._disowned or self._may_be_lost()
 
     @property
     def _is_counted(self) -> bool:

@@ -178,7 +178,7 @@ class WorkerState:
             self.waiting.clear()
             self.ready.clear()
             for job in self.running.values():
-                job._taken = True
+                job._disowned = True
             running = len(self.running)
         log(
             logging.WARNING,
@@ -383,13 +383,13 @@ class WorkerState:
                     raise
                 self.acks.send_completed()  # one of them is refused
             else:
-                retried = self.database.retried
+                retried = self.database.was_retried
                 self.acks.confirm(completed, number)  # if it fails, the worker finds the captured jobs by its host
                 self._reply_lost = reply_lost or retried
                 self._advance(after, rows[-1] if len(rows) == limit else None, time.monotonic() - began_at)
                 return rows  # type: ignore[no-any-return]
         rows = self.database.perform(queue._fetch(limit, queue=config.name, host=host))
-        self._reply_lost = reply_lost or self.database.retried
+        self._reply_lost = reply_lost or self.database.was_retried
         return rows  # type: ignore[no-any-return]
 
     def _position(self) -> tuple[Any, ...] | None:
@@ -527,7 +527,7 @@ class WorkerState:
         taken = [job for job in jobs if job._pair not in states]
         with self._lock:
             for job in taken:
-                job._taken = True
+                job._disowned = True
             self.waiting = deque(job for job in self.waiting if job not in taken)
             self.ready = deque(job for job in self.ready if job not in taken)
         if taken:
@@ -578,7 +578,7 @@ class WorkerState:
         with self._lock:
             running = list(self.running.values())
             for job in running:
-                job._taken = True  # before another worker may begin it
+                job._disowned = True  # before another worker may begin it
         self._release(running)
 
     def _release(self, jobs: Sequence[RunningJob]) -> None:

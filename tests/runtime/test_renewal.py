@@ -78,12 +78,12 @@ def test_what_a_batch_passes_over_is_asked_for_alone(alone: str) -> None:
     held.lost.deadline = before = clock() + 1000
     answers = Answers(False, alone=answer)
     schedule = renewed(held, answers)
-    assert (schedule.passed_over(), held.lost.deadline, bool(held.lost)) == (True, before, False)
-    schedule.renew_passed_over()
+    assert (schedule.has_skipped(), held.lost.deadline, bool(held.lost)) == (True, before, False)
+    schedule.renew_skipped()
     assert (bool(held.lost), held.lost.deadline > before) == (alone == "not held", alone == "held")
     assert held.lost.deadline <= answers.asked_at + 3600 * 0.95
     assert list(schedule.leases) == ([] if alone == "not held" else [held])
-    assert not schedule.passed_over()
+    assert not schedule.has_skipped()
 
 
 def test_rows_that_stay_locked_keep_no_other_lease_waiting() -> None:
@@ -101,8 +101,8 @@ def test_rows_that_stay_locked_keep_no_other_lease_waiting() -> None:
         held.due = clock()
     for _ in leases:
         for held in leases:
-            held.alone = True  # the next batch has passed it over
-        schedule.renew_passed_over()
+            held.skipped = True  # by the next batch
+        schedule.renew_skipped()
     assert len(set(map(id, tried))) == len(leases)
 
 

@@ -1,4 +1,4 @@
-"""How many permits of a locked semaphore are held, and how expired ones are released, on MySQL, MariaDB and SQLite."""
+"""Sum the held permits of locked semaphores, and release expired ones, on MySQL, MariaDB and SQLite."""
 
 from __future__ import annotations
 

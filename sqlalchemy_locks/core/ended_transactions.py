@@ -1,0 +1,87 @@
+"""Transactions that InnoDB has rolled back for an error, and the app's code that passes over it.
+
+A deadlock, a full lock table or a conflict with another node of a cluster ends the whole transaction. The server then
+goes on in another one, without the locks and without a word: what follows would be committed by the app's COMMIT.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakKeyDictionary, WeakSet
+
+from sqlalchemy import event
+from sqlalchemy.engine import Connection, ExceptionContext, RootTransaction
+from sqlalchemy.exc import DBAPIError
+
+from sqlalchemy_locks.dialects import Backend
+from sqlalchemy_locks.errors import LockLost, Unsupported
+
+#: transactions that the server has rolled back, where its driver doesn't know
+_ended: WeakSet[RootTransaction] = WeakSet()
+#: transactions in which operations took effect, and the error's text for the statement that ends one; ``None``: only
+#: its COMMIT raises
+_with_locks: WeakKeyDictionary[RootTransaction, str | None] = WeakKeyDictionary()
+#: transactions whose savepoints are refused, and the name of their cluster
+_without_savepoints: WeakKeyDictionary[RootTransaction, str | None] = WeakKeyDictionary()
+ROLLED_BACK = (
+    "has rolled this transaction back for an earlier error, and released every lock that it held: roll it back here, "
+    "too, and run it again"
+)
+
+
+def note_end(backend: Backend, context: ExceptionContext) -> LockLost | None:
+    """Note that an error has ended its transaction; return what is raised instead of it, if anything."""
+    error, connection = context.sqlalchemy_exception, context.connection
+    if connection is None or not isinstance(error, DBAPIError) or not backend.ends_transaction(error):
+        return None
+    if (transaction := connection.get_transaction()) is None:
+        return None
+    _ended.add(transaction)
+    if transaction in _with_locks and _refuse_commit not in connection.dispatch.commit:
+        event.listen(connection, "commit", _refuse_commit)
+    why = _with_locks.get(transaction)
+    return None if why is None else LockLost(why)
+
+
+def _refuse_commit(connection: Connection) -> None:
+    """Refuse what was done without the lock, in another transaction, by an app that has passed over the error."""
+    if (transaction := connection.get_transaction()) in _ended and transaction in _with_locks:
+        connection.invalidate()  # SQLAlchemy sends no ROLLBACK after a COMMIT that failed
+        raise LockLost(f"COMMIT: the server {ROLLED_BACK}")
+
+
+def lost_when_ended(connection: Connection, why: str | None) -> None:
+    """Raise ``LockLost(why)`` for the statement with which the server rolls the connection's transaction back.
+
+    :param why: ``None``: only a COMMIT after that statement raises.
+    """
+    transaction = _transaction(connection)
+    _with_locks[transaction] = _with_locks.get(transaction) or why
+
+
+def _transaction(connection: Connection) -> RootTransaction:
+    """Return a connection's transaction, which would begin with its first statement only."""
+    return connection.get_transaction() or connection.begin()
+
+
+def forbid_savepoints(connection: Connection, cluster: str | None) -> None:
+    """Refuse the savepoints of a connection from now on until its transaction ends; text of the app's passes."""
+    if (transaction := _transaction(connection)) not in _without_savepoints:
+        _without_savepoints[transaction] = cluster
+        # not event.contains(), which identifies a connection by its address, where a collected one may have been
+        if _refuse_savepoint not in connection.dispatch.savepoint:
+            event.listen(connection, "savepoint", _refuse_savepoint)
+
+
+def _refuse_savepoint(connection: Connection, name: str | None) -> None:
+    transaction = connection.get_transaction()
+    if transaction is not None and transaction in _without_savepoints:
+        raise Unsupported(
+            "begin_nested() in a transaction with locks, mutexes, permits or jobs, on a node of "
+            f"{_without_savepoints[transaction]}: where another node was the first to commit, MySQL would go on "
+            "in another transaction, without them, and without an error; leave it out"
+        )
+
+
+def was_ended(connection: Connection) -> bool:
+    """Return whether the server has rolled the connection's transaction back, and goes on in another one."""
+    return connection.get_transaction() in _ended
