@@ -12,7 +12,7 @@ from sqlalchemy import Engine, event
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.core import operation
-from sqlalchemy_locks.queue.acknowledge import skip_locked
+from sqlalchemy_locks.queue.acknowledge import skip_locked_rows
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ENGINES, unused
 
@@ -63,7 +63,7 @@ def test_jobs(engine: Engine) -> None:
         assert locks.run(queue.requeue_stalled(older_than=0, queue=name, limit=NUMBER)) == NUMBER
         jobs = capture()
         assert len(locks.run(queue._claimed([(job.internal_id, job.claim) for job in jobs]))) == NUMBER
-        assert locks.run(skip_locked(queue.complete(jobs))) == NUMBER
+        assert locks.run(skip_locked_rows(queue.complete(jobs))) == NUMBER
         assert locks.run(queue.delete_finished(older_than=0, queue=name, limit=NUMBER)) == NUMBER
 
 
