@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlalchemy import Engine, text
 
-from sqlalchemy_locks.queue.acknowledge import skip_locked
+from sqlalchemy_locks.queue.acknowledge import skip_locked_rows
 from tests.fixtures.queues import MakeEngine, put, silenced
 from tests.fixtures.worker_states import counts, fetch, fetched, queue
 
@@ -51,7 +51,7 @@ def test_updates_use_the_primary_key(engine_to: MakeEngine) -> None:
         for operation in (
             queue.complete([(1, 1), (2, 1)]),
             queue.release([(1, 1), (2, 1)]),
-            skip_locked(queue.complete([(1, 1), (2, 1)])),
+            skip_locked_rows(queue.complete([(1, 1), (2, 1)])),
         ):
             compiled: Any = operation.compile(engine, compile_kwargs={"render_postcompile": True})
             plan = connection.exec_driver_sql(f"EXPLAIN {compiled}", compiled.params).scalars().all()
