@@ -169,7 +169,7 @@ def test_completion_checks_the_claim_after_locking(
 
     def fetch() -> Any:
         with engine.begin() as connection:
-            return connection.scalar(acknowledge.skip_locked(held_up.complete(mine)))
+            return connection.scalar(acknowledge.skip_locked_rows(held_up.complete(mine)))
 
     fetching = later(fetch)
     watch.until_waiting(fetching)
