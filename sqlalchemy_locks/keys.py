@@ -49,11 +49,16 @@ def queue_keys(installation: str, semaphores: Iterable[str]) -> Iterator[int]:
 
     :param installation: what tells the semaphores of one schema from those of another.
     """
-    beginning = hashlib.sha256(f"sqlalchemy_locks.semaphore\0{installation}\0".encode())
+    beginning = hashlib.sha256(queue_beginning(installation).encode())
     for name in semaphores:
         digest = beginning.copy()
         digest.update(name.encode())
         yield _number(digest.digest())
+
+
+def queue_beginning(installation: str) -> str:
+    """Return what is hashed before a semaphore's name."""
+    return f"sqlalchemy_locks.semaphore\0{installation}\0"
 
 
 def _number(digest: bytes) -> int:

@@ -205,17 +205,15 @@ def keys(locks: Locks) -> Part:
         now, names = instant(locks), [row["name"] for row in queues[:QUEUED]]
         holders = {row.name: row for row in locks.run(monitoring.named(names))}
         for row in queues:
-            row["says"] = _waiters(row, holders.get(row["name"]), now)
+            row["says"] = (
+                f"{row['waiters']:,} waiter{'' if row['waiters'] == 1 else 's'} of {row['kind']} {row['name']}"
+            )
+            permits = holders.get(row["name"])
+            if permits is not None and permits.holders:
+                others = f" and {permits.holders - 1:,} more" if permits.holders > 1 else ""
+                age = format_duration((now - permits.oldest_since).total_seconds())
+                row["says"] += f" (held by {permits.oldest_owner or permits.oldest_holder}{others}, {age})"
     return Part(rows, counts)
-
-
-def _waiters(row: Mapping[str, Any], permits: Any, now: datetime) -> str:
-    waiters = f"{row['waiters']:,} waiter{'' if row['waiters'] == 1 else 's'} of {row['kind']} {row['name']}"
-    if permits is None or not permits.holders:
-        return waiters
-    others = f" and {permits.holders - 1:,} more" if permits.holders > 1 else ""
-    age = format_duration((now - permits.oldest_since).total_seconds())
-    return f"{waiters} (held by {permits.oldest_owner or permits.oldest_holder}{others}, {age})"
 
 
 def changes(locks: Locks) -> Part:

@@ -108,6 +108,8 @@ class Backend:
     #: the shortest wait in a FIFO queue of waiters that the server keeps, and which a dead session leaves, in seconds;
     #: ``None`` without such queues
     shortest_queue_wait: ClassVar[float | None] = None
+    #: SQL of the sessions in these queues, as ``HeldKeys`` with ``name`` and ``kind``, where that doesn't list them
+    waiter_queues: ClassVar[str | None] = None
     #: sessions can be notified that a job was enqueued, if the server says so
     supports_listen: ClassVar[bool] = False
     #: a function that gets its longest wait as an argument keeps to it by itself

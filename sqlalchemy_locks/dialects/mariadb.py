@@ -10,7 +10,7 @@ from sqlalchemy.ext.compiler import compiles
 
 from sqlalchemy_locks.dialects.base import COMMITTED
 from sqlalchemy_locks.dialects.findings import Finding
-from sqlalchemy_locks.dialects.mysql import MySQL, held_keys
+from sqlalchemy_locks.dialects.mysql import KEY, NEWEST, MySQL, held_keys, lock_name
 from sqlalchemy_locks.sql.elements import HeldKeys
 
 
@@ -21,6 +21,19 @@ class MariaDB(MySQL):
     statement_limit = "max_statement_time"
     idle_limit = "idle_transaction_timeout"
     shortest_row_wait = 0
+    # no table lists these locks: the server tells who has one, and the statements of others which one they wait for
+    waiter_queues = (
+        f"SELECT queue.*, CAST({KEY} AS SIGNED) AS `key`, 'exclusive' AS mode, session.id AS session, NULL AS owner,"
+        " session.user, session.host, session.command AS state, session.id = queue.head AS granted,"
+        " IF(session.id = queue.head, NULL, TIMESTAMPADD(MICROSECOND, session.time_ms * -1000, UTC_TIMESTAMP(6)))"
+        " AS since, CONCAT(NULLIF(queue.head, session.id)) AS waits_for"
+        f" FROM (SELECT queue.*, IS_USED_LOCK({lock_name('queue', KEY)}) AS head FROM {NEWEST}"
+        " HAVING head IS NOT NULL) AS queue"
+        " JOIN information_schema.processlist AS session ON session.id = queue.head"
+        " OR session.state = 'User lock' AND session.db <=> DATABASE()"
+        f" AND session.info REGEXP CONCAT('GET_LOCK.*sqlalchemy_locks[.]queue.* ', {KEY}, '[)]')"
+        " ORDER BY granted DESC, since"
+    )
 
     def role_name(self, role: str) -> str:
         name = role.replace("`", "``")

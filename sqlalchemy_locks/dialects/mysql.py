@@ -41,13 +41,47 @@ _RESTORE = text(
     f"NULLIF(SUBSTRING(@sqlalchemy_locks_wait, LENGTH({_PREVIOUS_WAIT}) + 2), '')"
 )
 
-_QUEUE_NAME = "SHA2(CONCAT_WS(':', 'sqlalchemy_locks.queue', DATABASE(), :key), 256)"
+
+def lock_name(what: str, key: str) -> str:
+    """Return the SQL of a name for ``GET_LOCK``, of 64 characters at most: the database is hashed, the key is not."""
+    return f"CONCAT(LEFT(SHA2(CONCAT_WS(':', 'sqlalchemy_locks.{what}', DATABASE()), 256), 40), ':', {key})"
+
+
+_QUEUE_NAME = lock_name("queue", ":key")
 _IDLE = text(f"SET @sqlalchemy_locks_idle = @@session.wait_timeout, SESSION wait_timeout = {IDLE}")
 _JOIN = text(f"SELECT GET_LOCK({_QUEUE_NAME}, :seconds)")
 _LEAVE = text(
     f"SET @sqlalchemy_locks_left = RELEASE_LOCK({_QUEUE_NAME}), SESSION wait_timeout = @sqlalchemy_locks_idle"
 )
 _QUEUE_FREE = text(f"SELECT IS_FREE_LOCK({_QUEUE_NAME})")
+
+# not innodb_trx, which takes one more privilege and has whole seconds of the server's own zone
+_AGO = "TIMESTAMPADD(MICROSECOND, -({}) DIV 1000000, UTC_TIMESTAMP(6))"
+_BEGAN = _AGO.format(
+    "SELECT began.timer_wait FROM performance_schema.events_transactions_current AS began"
+    " WHERE began.thread_id = session.thread_id AND began.state = 'ACTIVE'"
+)
+_PENDING = _AGO.format(
+    "SELECT MAX(pending.timer_wait) FROM performance_schema.events_statements_current AS pending"
+    " WHERE pending.thread_id = session.thread_id AND pending.end_event_id IS NULL"
+)
+#: columns of HeldKeys, where ``held`` is a lock of the server and ``session`` the thread that has it
+_SESSION = (
+    "held.lock_status = 'GRANTED' AS granted, session.processlist_id AS session, program.attr_value AS owner,"
+    " session.processlist_user AS user, session.processlist_host AS host, session.processlist_command AS state,"
+    f" IF(held.lock_status = 'GRANTED', {_BEGAN}, {_PENDING}) AS since"
+)
+_PROGRAM = (
+    "LEFT JOIN performance_schema.session_connect_attrs AS program"
+    " ON program.processlist_id = session.processlist_id AND program.attr_name = 'program_name'"
+)
+#: the newest semaphores, and the keys of their queues
+NEWEST = (
+    "(SELECT name, IF(on_demand, 'lease', 'semaphore') AS kind FROM {semaphores} WHERE capacity IS NOT NULL"
+    " ORDER BY id DESC LIMIT {limit}) AS queue"
+)
+KEY = "CONV(LEFT(SHA2(CONCAT(:queue_beginning, queue.name), 256), 16), 16, -10)"
+_LAST = "SUBSTRING_INDEX(held.object_name, ':', -1)"
 
 _ASKED = (
     "SHOW GLOBAL VARIABLES WHERE Variable_name IN ('version', 'version_comment', 'innodb_rollback_on_timeout',"
@@ -134,6 +168,15 @@ class MySQL(Backend):
     #: the smallest innodb_lock_wait_timeout, in seconds
     shortest_row_wait: ClassVar[int] = 1
     shortest_queue_wait = 1
+    waiter_queues = (
+        f"SELECT queue.*, CAST({KEY} AS SIGNED) AS `key`, 'exclusive' AS mode, {_SESSION},"
+        " CONCAT(NULLIF(IS_USED_LOCK(held.object_name), session.processlist_id)) AS waits_for"
+        " FROM performance_schema.metadata_locks AS held"
+        " STRAIGHT_JOIN performance_schema.threads AS session ON session.thread_id = held.owner_thread_id"
+        f" STRAIGHT_JOIN {NEWEST} ON {KEY} = {_LAST} {_PROGRAM}"
+        f" WHERE held.object_type = 'USER LEVEL LOCK' AND held.object_name = {lock_name('queue', _LAST)}"
+        " ORDER BY granted DESC, since"
+    )
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
         return elements.TakeRow(table)
@@ -471,30 +514,14 @@ def _writable(element: elements.Writable, compiler: Any, **kw: Any) -> str:
 
 def held_keys(element: elements.HeldKeys, compiler: Any, **kw: Any) -> str:
     """Return the SQL of holders and waiters on MySQL."""
-    # not innodb_trx, which takes one more privilege and has whole seconds of the server's own zone
-    ago = "TIMESTAMPADD(MICROSECOND, -({}) DIV 1000000, UTC_TIMESTAMP(6))"
-    began = (
-        "SELECT began.timer_wait FROM performance_schema.events_transactions_current AS began"
-        " WHERE began.thread_id = held.thread_id AND began.state = 'ACTIVE'"
-    )
-    pending = (
-        "SELECT MAX(pending.timer_wait) FROM performance_schema.events_statements_current AS pending"
-        " WHERE pending.thread_id = held.thread_id AND pending.end_event_id IS NULL"
-    )
     return (
         "SELECT CAST(held.lock_data AS SIGNED) AS `key`,"
-        " IF(LEFT(held.lock_mode, 1) = 'X', 'exclusive', 'shared') AS mode,"
-        " held.lock_status = 'GRANTED' AS granted, session.processlist_id AS session, program.attr_value AS owner,"
-        " session.processlist_user AS user, session.processlist_host AS host,"
-        " session.processlist_command AS state,"
-        f" IF(held.lock_status = 'GRANTED', {ago.format(began)}, {ago.format(pending)}) AS since,"
+        f" IF(LEFT(held.lock_mode, 1) = 'X', 'exclusive', 'shared') AS mode, {_SESSION},"
         " (SELECT GROUP_CONCAT(DISTINCT other.processlist_id) FROM performance_schema.data_lock_waits AS wait"
         " JOIN performance_schema.threads AS other ON other.thread_id = wait.blocking_thread_id"
         " WHERE wait.requesting_engine_lock_id = held.engine_lock_id) AS waits_for"
         " FROM performance_schema.data_locks AS held"
-        " JOIN performance_schema.threads AS session ON session.thread_id = held.thread_id"
-        " LEFT JOIN performance_schema.session_connect_attrs AS program"
-        " ON program.processlist_id = session.processlist_id AND program.attr_name = 'program_name'"
+        f" JOIN performance_schema.threads AS session ON session.thread_id = held.thread_id {_PROGRAM}"
         f" WHERE held.object_schema = {element.schema(compiler, **kw)} AND held.object_name = '{element.table.name}'"
         " AND held.lock_mode IN ('X', 'S', 'X,REC_NOT_GAP', 'S,REC_NOT_GAP')"
         " AND held.lock_data <> 'supremum pseudo-record'"
@@ -503,20 +530,16 @@ def held_keys(element: elements.HeldKeys, compiler: Any, **kw: Any) -> str:
     )
 
 
-def _session_name(key: str) -> str:
-    return f"SHA2(CONCAT_WS(':', 'sqlalchemy_locks.session', DATABASE(), {key}), 256)"
-
-
 @compiles(elements.SessionLock, "mysql", "mariadb")
 def _session_lock(element: elements.SessionLock, compiler: Any, **kw: Any) -> str:
     key, wait = (compiler.process(part, **kw) for part in element.clauses)
-    return f"CASE WHEN {_WRITABLE} THEN GET_LOCK({_session_name(key)}, {wait}) ELSE 'refused' END"
+    return f"CASE WHEN {_WRITABLE} THEN GET_LOCK({lock_name('session', key)}, {wait}) ELSE 'refused' END"
 
 
 @compiles(elements.SessionUnlock, "mysql", "mariadb")
 def _session_unlock(element: elements.SessionUnlock, compiler: Any, **kw: Any) -> str:
     (key,) = (compiler.process(part, **kw) for part in element.clauses)
-    return f"RELEASE_LOCK({_session_name(key)})"
+    return f"RELEASE_LOCK({lock_name('session', key)})"
 
 
 @compiles(elements.ReleaseSessionLocks, "mysql", "mariadb")

@@ -7,10 +7,10 @@ For people and dashboards, never for decisions: the answer may be outdated when 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from sqlalchemy import literal, select
+from sqlalchemy import literal, select, table, text
 from sqlalchemy.engine import Connection, IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.exc import CompileError, DBAPIError
@@ -19,8 +19,8 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation, installation
 from sqlalchemy_locks.core.typing import shaped_rows
 from sqlalchemy_locks.dialects.base import Meaning
-from sqlalchemy_locks.errors import Unsupported
-from sqlalchemy_locks.keys import as_key, queue_keys
+from sqlalchemy_locks.errors import NotInstalled, Unsupported
+from sqlalchemy_locks.keys import as_key, queue_beginning, queue_keys
 from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.sql.elements import HOLDERS_UNAVAILABLE, HeldKeys
 from sqlalchemy_locks.values import KeyHolder, KeyWaiter
@@ -64,19 +64,30 @@ class _Holders(OperationImpl):
                 raise
             raise Unsupported(f"{HOLDERS_UNAVAILABLE} {why}") from error
         names = {key: (name, "lock") for key, name in execution.values.get("names", {}).items()}
-        if rows and not self.of_keys and not execution.backend.key_rows:
-            names = _queues(execution, {row.key for row in rows})
+        if execution.backend.waiter_queues is not None and not self.of_keys:
+            engine, semaphore = execution.connection.engine, execution.context.tables.semaphore
+            moved = table(semaphore.name, schema=execution.schema_map.get(None))
+            place = engine.dialect.identifier_preparer.format_table(moved)
+            queues = text(execution.backend.waiter_queues.format(semaphores=place, limit=_SEMAPHORES))
+            try:
+                sessions = execution.execute(queues, {"queue_beginning": queue_beginning(installation(engine))}).all()
+            except (DBAPIError, NotInstalled) as error:
+                # who may read the keys may not be able to read semaphores
+                if isinstance(error, DBAPIError) and execution.backend.meaning(error) != "denied":
+                    raise
+            else:
+                names = {row.key: (row.name, row.kind) for row in sessions}
+                rows += sessions
+        elif rows and not self.of_keys:
+            # there a queue's key is locked as any other
+            sem = execution.context.tables.semaphore.c
+            newest = select(sem.name, sem.on_demand).where(sem.capacity.is_not(None))
+            named: Any = execution.execute(newest.order_by(sem.id.desc()).limit(_SEMAPHORES), {}).all()
+            of_queues = queue_keys(installation(execution.connection.engine), (name for name, _ in named))
+            kinds = ((name, "lease" if on_demand else "semaphore") for name, on_demand in named)
+            names = dict(zip(of_queues, kinds, strict=True))
         holders = _with_waiters(rows, names)
         return IteratorResult(SimpleResultMetaData(["holder"]), iter([(holder,) for holder in holders]))
-
-
-def _queues(execution: Execution, keys: Collection[int]) -> dict[int, tuple[str, str]]:
-    """Return name and kind of the semaphores whose queues of waiters have these keys, by key."""
-    sem = execution.context.tables.semaphore.c
-    newest = select(sem.name, sem.on_demand).where(sem.capacity.is_not(None)).order_by(sem.id.desc()).limit(_SEMAPHORES)
-    rows: Any = execution.execute(newest, {}).all()
-    by_key = zip(queue_keys(installation(execution.connection.engine), (name for name, _ in rows)), rows, strict=True)
-    return {key: (name, "lease" if on_demand else "semaphore") for key, (name, on_demand) in by_key if key in keys}
 
 
 def _with_waiters(rows: Iterable[Any], names: Mapping[int, tuple[Any, str]]) -> list[KeyHolder]:
@@ -93,11 +104,9 @@ def _with_waiters(rows: Iterable[Any], names: Mapping[int, tuple[Any, str]]) -> 
             if holder not in held or row.mode == "exclusive":
                 held[holder] = row
         else:
-            waiting.setdefault(row.key, []).append(
-                KeyWaiter(
-                    row.mode, row.session, row.owner, row.user, row.host, utc(row.since), _sessions(row.waits_for)
-                )
-            )
+            waiter = (row.mode, row.session, row.owner, row.user, row.host)
+            waits_for = tuple(sorted({int(number) for number in row.waits_for.split(",")})) if row.waits_for else ()
+            waiting.setdefault(row.key, []).append(KeyWaiter(*waiter, utc(row.since), waits_for))
     holders = []
     for row in held.values():
         name, kind = names.get(row.key, (row.key, "lock"))
@@ -117,12 +126,6 @@ def holders_now(connection: Connection, names: Iterable[str | int]) -> tuple[Key
     return ()
 
 
-def _sessions(listed: Any) -> tuple[int, ...]:
-    # an array; on MySQL and MariaDB a string
-    numbers = listed.split(",") if isinstance(listed, str) else listed or ()
-    return tuple(sorted({int(number) for number in numbers}))
-
-
 _OF_ALL_KEYS, _OF_KEYS = _Holders(of_keys=False), _Holders(of_keys=True)
 
 
@@ -132,13 +135,15 @@ def holders(*names: str | int) -> RowsOperation[Any]:
 
     :param names: as in :func:`sqlalchemy_locks.lock.exclusive`; without any, every key that is held.
     :return: a :class:`~sqlalchemy_locks.KeyHolder` for each holder of a key, with its waiters. Its ``name`` is the name
-        given here, or else the key: names are not stored. PostgreSQL's queues of waiters for permits are listed by the
-        name of the semaphore or lease; their ``kind`` says so.
+        given here, or else the key: names are not stored. Without names, the queues of waiters for permits are listed
+        as well, by the name of the semaphore or lease; their ``kind`` says so.
     :raises Unsupported: on SQLite and YugabyteDB, and where PostgreSQL has the table bodies; on MySQL for a user
         without SELECT on ``performance_schema``, on MariaDB without the privilege ``PROCESS``.
 
     PostgreSQL lists every holder; of other users' sessions only their number, unless the role is a member of
-    ``pg_read_all_stats``. MySQL lists every holder, MariaDB those that others wait for.
+    ``pg_read_all_stats``. MySQL lists every holder, MariaDB those that others wait for. In a queue for permits MariaDB
+    doesn't tell since when the first waiter waits, nor list one behind it whose driver sends no text with its values.
+    Without SELECT on the table of semaphores, MySQL and MariaDB list no queues.
 
     >>> for holder in locks.run(sl.lock.holders("invoice:42")):
     ...     print(holder, holder.mode, len(holder.waiting))

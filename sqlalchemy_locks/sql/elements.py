@@ -145,7 +145,8 @@ class HeldKeys(Executable, ClauseElement):
     """A SELECT of the holders and waiters of keys from the server's own tables; MariaDB's have only keys with waiters.
 
     Its columns are ``key``, ``mode``, ``granted``, ``session``, ``owner``, ``user``, ``host``, ``state``, ``since`` and
-    ``waits_for``; the holders of a key come first, then its waiters, the longest wait first.
+    ``waits_for``, numbers of sessions with commas; the holders of a key come first, then its waiters, the longest wait
+    first.
     """
 
     inherit_cache = False

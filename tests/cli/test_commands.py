@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
+from collections.abc import Callable
 from datetime import datetime, timedelta, timezone
 from typing import Any
 from uuid import UUID
 
 import pytest
-from sqlalchemy import create_engine
+from sqlalchemy import Engine, create_engine
 from sqlalchemy.pool import NullPool
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.alembic.steps import STEPS
 from sqlalchemy_locks.core.operation import build_context
-from sqlalchemy_locks.facade.semaphore_wait import ServerQueue
 from sqlalchemy_locks.sql.clock import SecondsAgo
 from tests.cli.conftest import ENGINES, Cli, run
 from tests.conftest import PLAIN, Servers
 from tests.fixtures import second_step
-from tests.fixtures.parties import connected, later, until
+from tests.fixtures.parties import PATIENCE, connected, later, until
 
 QUEUE = sl.Queue()
 
@@ -243,23 +242,29 @@ def test_status_shows_keys_and_waiters(postgresql: Cli) -> None:
     assert key not in [row["key"] for row in postgresql.json("status")["locks"]]
 
 
-def test_status_names_the_queues_of_waiters(postgresql: Cli) -> None:
+@pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
+def test_status_names_the_queues_of_waiters(made: Callable[[str], str], name: str) -> None:
     """By the semaphore or lease that they wait for, and who holds it, not by the key of the queue."""
-    locks = postgresql.locks
-    key = sl.lock.key("sqlalchemy_locks.semaphore", locks._installation, "leader")
-    with locks.lease("leader", ttl=60), contextlib.ExitStack() as stack:
-        for _ in range(2):  # processes wait there, one of each
-            other = stack.enter_context(connected(postgresql.url))
-            queue = ServerQueue(other, key, lambda connection: None)
-            later(queue.join, 30.0)
-            stack.callback(queue._transaction.abandon, None)
-        until(lambda: "2 waiters" in postgresql("status").stdout)
-        assert re.search(r"2 waiters of lease leader \(held by \S+, \d+ s\)", postgresql("status").stdout)
-        told = postgresql.json("status")
-        assert (told["counts"]["permit_waiters"], told["counts"]["lock_waiters"]) == (2, 0)
-        (holder,) = (holder for holder in locks.run(sl.lock.holders()) if holder.kind != "lock")
-        assert (holder.kind, holder.name, len(holder.waiting)) == ("lease", "leader", 1)
-        assert str(holder).startswith("first waiter of lease leader: session ")
+    cli = Cli(made(name))
+    locks = cli.locks
+
+    def turn(process: Engine) -> None:
+        one = sl.Locks(process)
+        one.release(one.acquire({"leader": 1}, ttl=60, timeout=PATIENCE))
+
+    with connected(cli.url) as first, connected(cli.url) as second:  # processes wait there, one of each
+        with locks.lease("leader", ttl=60):
+            turns = [later(turn, process) for process in (first, second)]
+            until(lambda: "2 waiters" in cli("status").stdout)
+            assert re.search(r"2 waiters of lease leader \(held by \S+, \d+ s\)", cli("status").stdout)
+            told = cli.json("status")
+            assert (told["counts"]["permit_waiters"], told["counts"]["lock_waiters"]) == (2, 0)
+            (holder,) = (holder for holder in locks.run(sl.lock.holders()) if holder.kind != "lock")
+            assert (holder.kind, holder.name, len(holder.waiting)) == ("lease", "leader", 1)
+            assert holder.waiting[0].waits_for == (holder.session,)
+            assert str(holder).startswith("first waiter of lease leader: session ")
+        for each in turns:
+            each.result(PATIENCE)
 
 
 def test_workers_are_listed(cli: Cli) -> None:

@@ -12,6 +12,9 @@ from sqlalchemy import Connection, Engine, make_url, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.operation import installation
+from sqlalchemy_locks.facade.semaphore_wait import ServerQueue
+from sqlalchemy_locks.keys import queue_keys
 from tests.conformance import faces
 from tests.conformance.faces import opened
 from tests.conftest import PLAIN, install
@@ -87,6 +90,13 @@ def test_holders_in_the_database_of_a_schema_translate_map(
         finally:
             holder.rollback()
         waiting.result(PATIENCE)
+    # a queue of waiters for permits whose only waiter is its first one
+    sl.Locks(acme).run(sl.semaphore.create("s", 1))
+    (queue_key,) = queue_keys(installation(acme), ["s"])
+    with ServerQueue(acme, queue_key, lambda connection: None) as queue:
+        assert queue.join(5.0)
+        first = [(one.kind, one.name, one.waiting) for one in holders_of(acme) if one.kind != "lock"]
+        assert first == [("semaphore", "s", ())]
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "postgresql18", "mysql"])
@@ -135,11 +145,17 @@ def test_missing_privilege_is_named(engine_to: MakeEngine, servers: Any, name: s
     user = f"looks{admin.url.database}"[:32]
     with admin.begin() as connection:
         connection.execute(text(f"CREATE USER '{user}'@'%' IDENTIFIED BY 'x'"))
-        connection.execute(text(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {admin.url.database}.* TO '{user}'@'%'"))
+        keys = f"{admin.url.database}.lock_locked_keys"
+        connection.execute(text(f"GRANT SELECT, INSERT, UPDATE, DELETE ON {keys} TO '{user}'@'%'"))
     try:
         url = admin.url.set(username=user, password="x").render_as_string(hide_password=False)
         with connected(url) as engine, pytest.raises(sl.Unsupported, match="needs SELECT on performance_schema"):
             holders_of(engine, "a")
+        with admin.begin() as connection:
+            needed = "SELECT ON performance_schema.*" if name == "mysql" else "PROCESS ON *.*"
+            connection.execute(text(f"GRANT {needed} TO '{user}'@'%'"))
+        with connected(url) as engine:
+            holders_of(engine)  # without the queues of semaphores, whose table this user can't read
     finally:
         with admin.begin() as connection:
             connection.execute(text(f"DROP USER '{user}'@'%'"))

@@ -28,7 +28,10 @@ HEADED = {
     " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
     " AND objsubid = 1 AND (CAST(classid AS bigint) << 32) | CAST(objid AS bigint) = :key"
 }
-BY_NAME = "SELECT NOT IS_FREE_LOCK(SHA2(CONCAT_WS(':', 'sqlalchemy_locks.queue', DATABASE(), :key), 256))"
+BY_NAME = (
+    "SELECT NOT IS_FREE_LOCK(CONCAT("
+    "LEFT(SHA2(CONCAT_WS(':', 'sqlalchemy_locks.queue', DATABASE()), 256), 40), ':', :key))"
+)
 #: without queues of the server, too
 ALL = [*ENGINES, "yugabytedb"]
 
