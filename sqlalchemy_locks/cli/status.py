@@ -129,9 +129,8 @@ def _mutex_table(rows: list[dict[str, Any]]) -> Any:
 
 
 def _period_table(rows: list[dict[str, Any]]) -> Any:
-    grid = table(
-        "Once per period", "Queue", "Every", "Free in", "Retries left", right=("Every", "Free in", "Retries left")
-    )
+    right = ("Stored period", "Free in", "Retries left")
+    grid = table("Once per period", "Queue", *right, right=right)
     for row in rows:
         free = int(row["free_in"]) < 0
         remaining = plain("now", "green") if free else plain(format_duration(int(row["free_in"])))

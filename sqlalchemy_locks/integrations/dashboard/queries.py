@@ -91,6 +91,12 @@ def read_all(locks: Locks, of: str | None = None, own: Mapping[str, OwnTable] | 
     semaphores, leases = _semaphores(locks, of, now)
     timeouts = _limited(overview.timeouts, TIMEOUTS + len(TASKS))
     waiters, held = _keys(_section(locks, overview.keys), now)
+    dead = _with_ages(_with_own(locks, _limited(overview.dead, DEAD), tables, Queue), "failed_at", now)
+    for row in dead.rows:
+        row["line"] = overview.error_line(row)
+    workers = _with_own(locks, overview.workers, tables, Queue)
+    workers_shown = sorted(workers.rows, key=lambda row: -row["silent"])
+    mutexes = _with_ages(_with_own(locks, _limited(overview.mutexes, MUTEXES), tables, Mutex), "acquired_at", now)
     return Snapshot(
         now=now,
         engine=locks.engine_name,
@@ -99,13 +105,13 @@ def read_all(locks: Locks, of: str | None = None, own: Mapping[str, OwnTable] | 
         semaphores=semaphores,
         leases=leases,
         ages=_section(locks, overview.ages, _ages),
-        dead=_dead(_with_own(locks, _limited(overview.dead, DEAD), tables, Queue), now),
+        dead=_cut(sorted(dead.rows, key=lambda row: row["age"]), DEAD, dead, len(dead.rows)),
         queues=_queues(locks, now, completed, tables),
-        workers=_workers(_with_own(locks, overview.workers, tables, Queue)),
+        workers=_cut(workers_shown, WORKERS, workers, workers.counts.get("workers", 0)),
         lately=completed if completed.error is not None else _lately(completed),
         waiters=waiters,
         locks=held,
-        mutexes=_mutexes(_with_own(locks, _limited(overview.mutexes, MUTEXES), tables, Mutex), now),
+        mutexes=_cut(mutexes.rows, MUTEXES, mutexes, mutexes.counts.get("mutexes", 0)),
         periods=_periods(_with_own(locks, timeouts, tables, Timeout)),
         maintenance=_section(locks, overview.maintenance, _maintenance),
         changes=_section(locks, overview.changes, lambda section: _with_ages(section, "changed_at", now)),
@@ -244,39 +250,25 @@ def _queues(locks: Locks, now: datetime, completed: Section, own: Mapping[str, O
     section = _with_own(locks, overview.queue_counts, own, Queue)
     if section.error is not None:
         return section
-    done: Counter[str] = Counter()
+    jobs: Counter[str] = Counter()
     for row in completed.rows:
-        done[row["queue_id"]] += int(row["completed"])
+        jobs[row["queue_id"]] += int(row["completed"])
     queues = {(row["own"], row["queue_id"]): dict(row) for row in section.rows}
     none: dict[str, Any] = dict.fromkeys(("waiting", "scheduled", "running", "stalled", "dead"), 0)
-    for name in done:
+    for name in jobs:
         queues.setdefault((None, name), {"queue_id": name, "own": None, "paused": False, **none})
     for row in queues.values():
         row["late"] = _age(row.get("oldest"), now)
         # an app's own table may have no index to count them by
-        row["done"] = done[row["queue_id"]] if row["own"] is None else None
+        row["completed"] = jobs[row["queue_id"]] if row["own"] is None else None
         table = None if row["own"] is None else own[row["own"]]
         row["pausable"] = not isinstance(table, Queue) or table._jobs.paused is not None
     # where there are too many, those whose jobs are the latest are shown; in an order that rarely changes
     latest = sorted(queues.values(), key=lambda row: (row["late"] is None, -(row["late"] or 0), row["queue_id"]))
     latest = latest[:QUEUES]
     latest.sort(key=lambda row: (not (row["dead"] or row["stalled"]), row["own"] or "", row["queue_id"]))
-    only_done = len(queues) - len(section.rows)
-    return _cut(latest, QUEUES, section, section.counts.get("queues", 0) + only_done)
-
-
-def _dead(section: Section, now: datetime) -> Section:
-    rows = _with_ages(section, "failed_at", now).rows
-    for row in rows:
-        row["line"] = overview.error_line(row)
-    rows.sort(key=lambda row: row["age"])
-    return _cut(rows, DEAD, section, len(rows))
-
-
-def _workers(section: Section) -> Section:
-    return _cut(
-        sorted(section.rows, key=lambda row: -row["silent"]), WORKERS, section, section.counts.get("workers", 0)
-    )
+    only_completed = len(queues) - len(section.rows)
+    return _cut(latest, QUEUES, section, section.counts.get("queues", 0) + only_completed)
 
 
 def _lately(section: Section) -> Section:
@@ -303,17 +295,9 @@ def _keys(section: Section, now: datetime) -> tuple[Section, Section]:
     return _cut(queues, KEYS, section, len(queues)), _cut(rows, KEYS, section, len(rows))
 
 
-def _mutexes(section: Section, now: datetime) -> Section:
-    if section.error is not None:
-        return section
-    return _cut(_with_ages(section, "acquired_at", now).rows, MUTEXES, section, section.counts["mutexes"])
-
-
 def _periods(section: Section) -> Section:
-    if section.error is not None:
-        return section
     rows = [row for row in section.rows if row["own"] or row["queue"] != QUEUE]
-    return _cut(rows, TIMEOUTS, section, section.counts["periods"] - (len(section.rows) - len(rows)))
+    return _cut(rows, TIMEOUTS, section, section.counts.get("periods", 0) - (len(section.rows) - len(rows)))
 
 
 def _maintenance(section: Section) -> Section:

@@ -87,7 +87,7 @@ def test_own_tables_are_shown_with_shipped_ones(engine: str, own: Callable[[str]
     locks = sl.Locks(own(engine))
     look = queries.read_all(locks, own=OWN)
     (mail,) = [row for row in look.queues.rows if row["own"]]
-    assert [mail[name] for name in ("own", "queue_id", "done")] == ["post", "letters", None]
+    assert [mail[name] for name in ("own", "queue_id", "completed")] == ["post", "letters", None]
     assert [int(mail[name]) for name in ("waiting", "running", "stalled", "dead")] == [1, 1, 1, 1]
     assert [(row["queue_id"], row["line"]) for row in look.dead.rows if row["own"]] == [("letters", "it was")]
     (mutex,) = [row for row in look.mutexes.rows if row["own"]]

@@ -86,7 +86,7 @@ def test_queues_with_job_counts(engine: Engine) -> None:
     assert rows["reports"]["late"] is None
     lately = look.lately.rows
     # a minute of them may have left the hour meanwhile, or more on a machine that stands still
-    assert 0 < sum(row["done"] for row in rows.values()) == lately["total"] <= 864
+    assert 0 < sum(row["completed"] for row in rows.values()) == lately["total"] <= 864
     assert (len(lately["minutes"]), lately["capped"]) == (60, False)
     assert 1 < lately["peak"] < 60
 
@@ -160,7 +160,7 @@ def test_queue_with_only_completed_jobs(engine: Engine) -> None:
         )
     try:
         (row,) = (row for row in queries.read_all(sl.Locks(engine)).queues.rows if row["queue_id"] == "once")
-        assert (row["done"], row["waiting"], row["running"]) == (1, 0, 0)
+        assert (row["completed"], row["waiting"], row["running"]) == (1, 0, 0)
     finally:
         with connected(engine.url) as other, other.begin() as connection:
             connection.execute(job.delete().where(job.c.queue_id == "once"))
