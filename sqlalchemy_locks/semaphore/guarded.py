@@ -58,8 +58,10 @@ class Guarded(SemaphoreImpl):
                 self._lock_file(execution)
             request = hold_request(execution, self.statements(execution))
         if request is None or request.state == RELEASED or request.expired or token not in (None, request.token):
+            names = ", ".join(map(repr, execution.values["names"]))
+            permits = f"{names} (request {ident!r})" if names else f"the request {ident!r}"
             raise LockLost(
-                f"the permits of the request {ident!r} are held no longer, so the write was not made: "
+                f"the permits of {permits} are held no longer, so the write was not made: "
                 f"{'there is no such request' if request is None else 'they were released, or their time ran out'}"
             )
         if execution.read_committed and request.ttl_seconds is not None:
@@ -111,4 +113,5 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
         raise Unsupported("guarded answers True or False: leave RETURNING out of its statement, and read afterwards")
     if isinstance(grant, Grant) and not grant.acquired:
         raise LockLost(f"the request {grant.external_id!r} was not granted: there is nothing to write under")
-    return Operation(Guarded(statement), identity_of(grant))
+    names = list(grant.permits) if isinstance(grant, Grant) else ()
+    return Operation(Guarded(statement), {**identity_of(grant), "names": names})

@@ -252,7 +252,7 @@ def test_guarded_write_keeps_permits_until_commit(sem: str, name: str, engine_to
         watcher.until_waiting(release)
         writer.commit()
         assert release.result(PATIENCE) is sl.Released.RELEASED
-        with pytest.raises(sl.LockLost, match="held no longer"):
+        with pytest.raises(sl.LockLost, match=f"permits of '{sem}' .request '{grant.external_id}'. are held no longer"):
             writer.scalar(sl.guarded(write, grant))
 
 
