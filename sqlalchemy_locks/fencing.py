@@ -98,14 +98,12 @@ class _FencedUpdate(OperationImpl):
         return "where the statement doesn't select its row by the primary key, and may match several"
 
     def _fenced_update(self) -> Update:
-        fenced = self.original.where(*self._not_newer()).values({self.fence: self.token})
+        last = func.coalesce(self.fence, 0) if self.fence.nullable else self.fence
+        not_newer = self.original.where(last <= self.token, *self.target.class_condition())
+        fenced = not_newer.values({self.fence: self.token})
         already_set = {column.name for column in self.columns}
         bump = {column: value for column, value in self.target.version_bump().items() if column.name not in already_set}
         return (fenced.values(bump) if bump else fenced).execution_options(synchronize_session=False)
-
-    def _not_newer(self) -> list[Any]:
-        last = func.coalesce(self.fence, 0) if self.fence.nullable else self.fence
-        return [last <= self.token, *self.target.class_condition()]
 
     def _condition(self) -> list[Any]:
         return [] if self.original.whereclause is None else [self.original.whereclause]

@@ -123,7 +123,8 @@ def _owner(op: Operations, script: InstallScript) -> str:
     table, schema = context.version_table, context.version_table_schema
     if script.backend.schemas and schema is None:
         # where the search_path finds it
-        place = f"to_regclass({_literal(_quoted(table))})"
+        quoted = '"' + table.replace('"', '""') + '"'
+        place = f"to_regclass({_literal(quoted)})"
         return (
             "coalesce((SELECT nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n"
             f" ON n.oid = relnamespace WHERE c.oid = {place}), '') || {_literal('.' + table)}"
@@ -133,10 +134,6 @@ def _owner(op: Operations, script: InstallScript) -> str:
 
 def _literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
 
 
 @contextlib.contextmanager

@@ -52,7 +52,12 @@ def database_command(*, create: bool = False) -> Callable[[Work], Callable[..., 
             database = find_database(url, config, schema, prefix)
             if database.is_absent and not create:
                 _fail(EXIT_ERROR, f"{database.display}: there is no such file")
-            located = replace(database, engine=_with_location(database))
+            location: dict[str, Any] = {}
+            if database.schema != DEFAULT_SCHEMA:
+                location["schema_translate_map"] = {DEFAULT_SCHEMA: database.schema}
+            if database.prefix != DEFAULT_PREFIX:
+                location["locks_prefix"] = database.prefix
+            located = replace(database, engine=database.engine.execution_options(**location))
             sys.exit(_run(database, lambda: work(Screen(as_json), located, **options)))
 
         decorated: Any = run
@@ -61,15 +66,6 @@ def database_command(*, create: bool = False) -> Callable[[Work], Callable[..., 
         return decorated  # type: ignore[no-any-return]
 
     return declare
-
-
-def _with_location(database: Database) -> Any:
-    options: dict[str, Any] = {}
-    if database.schema != DEFAULT_SCHEMA:
-        options["schema_translate_map"] = {DEFAULT_SCHEMA: database.schema}
-    if database.prefix != DEFAULT_PREFIX:
-        options["locks_prefix"] = database.prefix
-    return database.engine.execution_options(**options)
 
 
 class _Unreachable(Exception):

@@ -97,7 +97,9 @@ class ConditionalUpdate(OperationImpl):
         statement = self._probe_statement(execution.context)
         row = execution.execute(statement, {roles.NONCE_PARAM: None, **execution.values}).first()
         if row is None and not (execution.backend.stale_reads and self._is_hidden(execution)):
-            raise UnknownTask(self._unknown(execution))
+            values = execution.values
+            where = f" in the queue {values[roles.QUEUE_PARAM]!r}" if roles.QUEUE_PARAM in values else ""
+            raise UnknownTask(f"{self.name}: there is no {values[roles.ID_PARAM]!r}{where}; make it by create() first")
         return row
 
     def _build_probe(self, context: BuildContext) -> Select[Any]:
@@ -129,11 +131,6 @@ class ConditionalUpdate(OperationImpl):
         :param row: what ``probe`` has read.
         """
         return False
-
-    def _unknown(self, execution: Execution) -> str:
-        values = execution.values
-        where = f" in the queue {values[roles.QUEUE_PARAM]!r}" if roles.QUEUE_PARAM in values else ""
-        return f"{self.name}: there is no {values[roles.ID_PARAM]!r}{where}; make it by create() first"
 
 
 class ConditionalAcquire(ConditionalUpdate):

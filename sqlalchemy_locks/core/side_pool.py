@@ -67,17 +67,14 @@ class SidePool:
         if not self._shared and self._process == os.getpid():
             self._pool.dispose()
 
-    def _leave_to_parent(self) -> None:
-        self._process = os.getpid()
-        if not self._shared:
-            _inherited.append(self._pool)
-            self._pool = self._pool.recreate()
-
 
 @in_forked_child
 def _after_fork() -> None:
     for pool in list(_side_pools):
-        pool._leave_to_parent()
+        pool._process = os.getpid()
+        if not pool._shared:
+            _inherited.append(pool._pool)
+            pool._pool = pool._pool.recreate()
 
 
 #: By the dialect, which copies of an engine share. A pool refers to its engine, and so to the dialect: it is kept by a

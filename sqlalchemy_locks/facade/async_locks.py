@@ -23,7 +23,7 @@ except ImportError as error:
     ) from error
 
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, AsyncSession, async_sessionmaker
-from sqlalchemy.orm import Session, sessionmaker
+from sqlalchemy.orm import sessionmaker
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import bounded_seconds
@@ -82,7 +82,10 @@ class AsyncLocks:
             )
         self._engine = engine
         self._session_maker = maker
-        self._sync = Locks(_sync_maker(maker, engine), owner=owner)
+        # what makes the synchronous sessions inside those of the maker, with their class, options and listeners
+        options = {key: value for key, value in maker.kw.items() if key not in ("bind", "binds", "sync_session_class")}
+        session_class = maker.kw.get("sync_session_class") or maker.class_.sync_session_class
+        self._sync = Locks(sessionmaker(engine.sync_engine, class_=session_class, **options), owner=owner)
 
     @property
     def owner(self) -> str:
@@ -239,13 +242,6 @@ class AsyncLocks:
     async def run(self, operation: Any) -> Any:
         """As :meth:`sqlalchemy_locks.Locks.run`."""
         return await greenlet_spawn(self._sync.run, operation)
-
-
-def _sync_maker(maker: async_sessionmaker[Any], engine: AsyncEngine) -> sessionmaker[Session]:
-    """Return what makes the synchronous sessions inside those of ``maker``, with their class, options and listeners."""
-    options = {name: value for name, value in maker.kw.items() if name not in ("bind", "binds", "sync_session_class")}
-    session_class = maker.kw.get("sync_session_class") or maker.class_.sync_session_class
-    return sessionmaker(engine.sync_engine, class_=session_class, **options)
 
 
 class AsyncMutexes:

@@ -181,7 +181,9 @@ class SemaphoreWaiter:
 
     def _wait(self) -> Grant:
         ordered = self._backend.shortest_queue_wait is not None and not self._held
-        grant = self._try(in_turn(self._request, self._queue_keys()) if ordered else self._request)
+        # of the server's queues; semaphores of another schema or prefix have others
+        keys = list(queue_keys(self._locks._installation, self._permits))
+        grant = self._try(in_turn(self._request, keys) if ordered else self._request)
         if grant is not None and grant.acquired:
             return grant
         if self._timeout == 0:
@@ -199,10 +201,6 @@ class SemaphoreWaiter:
         waited = time.monotonic() - self._began
         sentence = f"still waiting for {', '.join(map(repr, names))} after {waited:.0f} s, without a timeout"
         log.info("%s", LockTimeout(sentence, self._permit_holders(names)))
-
-    def _queue_keys(self) -> list[int]:
-        """Return the keys of the server's queues; semaphores of another schema or prefix have others."""
-        return list(queue_keys(self._locks._installation, self._permits))
 
     def _wait_for(self, name: str) -> Grant | str:
         """Wait for room in a semaphore; return the grant, or which semaphore to wait for instead."""

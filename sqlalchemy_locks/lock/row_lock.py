@@ -161,17 +161,13 @@ def _values(impl: _Row, ident: Any) -> dict[str, Any]:
     if any(part is None for part in parts):
         raise ValueError(f"a primary key of {impl._entity_name()} can't be None")
     for column, part in zip(impl.key_columns, parts, strict=True):
-        _check_type(column, part)
+        # a server might convert it to other rows' keys: to MySQL, '42-eu' is equal to the number 42
+        type_ = column.type
+        if isinstance(type_, sa.String) and not isinstance(type_, sa.Enum) and not isinstance(part, str):
+            raise TypeError(f"the primary key {column} is a text, not {part!r}")
+        if isinstance(type_, (sa.Integer, sa.Numeric)) and isinstance(part, (str, bytes)):
+            raise TypeError(f"the primary key {column} is a number, not {part!r}")
     return {f"pk_{n}": part for n, part in enumerate(parts)}
-
-
-def _check_type(column: Any, value: Any) -> None:
-    """Refuse a value that a server might convert to other rows' keys: to MySQL, '42-eu' is equal to the number 42."""
-    type_ = column.type
-    if isinstance(type_, sa.String) and not isinstance(type_, sa.Enum) and not isinstance(value, str):
-        raise TypeError(f"the primary key {column} is a text, not {value!r}")
-    if isinstance(type_, (sa.Integer, sa.Numeric)) and isinstance(value, (str, bytes)):
-        raise TypeError(f"the primary key {column} is a number, not {value!r}")
 
 
 # SQLAlchemy 2.0 and 2.1 spell the row shape of "an entity" differently, so it is that of select(). mypy carries the

@@ -67,7 +67,7 @@ class Enqueue(JobOperation):
         super().__init__(jobs, "Queue.put")
         self.when, self.known, self.unique, self.notify = when, known, unique, notify
         self.waits = unique
-        self._insert = cache(self._insert_one)
+        self._insert = cache(lambda context: self._inserting(context).values(self._values(context)))
         self._select_waiting = cache(self._waiting_by_key)
 
     def repeatable(self, operation: Operation[Any]) -> bool:
@@ -256,10 +256,6 @@ class Enqueue(JobOperation):
                     f"Queue.put on {context.backend.name} would ignore a job whose {', '.join(sorted(key))} another "
                     "one has: put it by session.add(), or drop the unique constraint"
                 )
-
-    def _insert_one(self, context: BuildContext) -> Executable:
-        statement: Executable = self._inserting(context).values(self._values(context))
-        return statement
 
     def _values(self, context: BuildContext) -> dict[Any, Any]:
         """Return what an INSERT of one row sets."""

@@ -85,7 +85,12 @@ class AcquirePermits(base.SemaphoreImpl):
         replaces_expired = execution.values["replaces_expired"]
         for attempt in range(_ROUNDS):
             if replaces_expired:
-                self._delete_expired(execution, sql)
+                # An earlier request of this id whose time ran out before it was released. Deleted before the INSERT:
+                # one that meets a duplicate locks it, shared, and of two such callers none could delete it.
+                # It waits for a guarded write of that request, after which this one may begin.
+                earlier = base.lock_request(execution, sql)
+                if earlier is not None and execution.execute(sql.read_expired_at_end, {"row_id": earlier.id}).scalar():
+                    base.delete_request(execution, sql, earlier.id)
             request = self._insert_request(execution, sql, attempt == 0)
             if request is not None:
                 try:
@@ -111,16 +116,6 @@ class AcquirePermits(base.SemaphoreImpl):
         if occupied and execution.execute(sql.find_request, {"by_external_id": ident}).first():
             return []
         return occupied
-
-    def _delete_expired(self, execution: Execution, sql: Statements) -> None:
-        """Delete an earlier request of this id, if its time ran out before it was released.
-
-        Before the INSERT: one that meets a duplicate locks it, shared, and of two such callers none could delete it.
-        """
-        # it waits for a guarded write of that request, after which this one may begin
-        request = base.lock_request(execution, sql)
-        if request is not None and execution.execute(sql.read_expired_at_end, {"row_id": request.id}).scalar():
-            base.delete_request(execution, sql, request.id)
 
     def _insert_request(self, execution: Execution, sql: Statements, first: bool) -> int | None:
         """Return the row id of the new request; ``None`` where there is one with its external id."""

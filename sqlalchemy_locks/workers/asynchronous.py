@@ -123,11 +123,6 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
             # after a permanent error of the heartbeats a cycle under way ends within the grace, too
             self._loop.call_soon_threadsafe(self.stop if self._stop.requested else self._wake.set)
 
-    def _is_cancelled(self) -> bool:
-        """Whether the worker is being cancelled, rather than something in a handler."""
-        # Python 3.10 doesn't tell that run() was cancelled before it is resumed
-        return self._cancelling or _cancellations(self._runner) > self._cancelled_before
-
     async def _run(self, until_empty: bool) -> None:
         state = self._state = WorkerState(
             self, self.config, self._stop, self._wake_from_thread, until_empty=until_empty, loop=self._loop
@@ -213,8 +208,10 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
             self._report(state, job, asyncio.CancelledError())
 
     def _report(self, state: WorkerState, job: RunningJob, error: BaseException | None) -> None:
-        if isinstance(error, asyncio.CancelledError) and self._is_cancelled():
-            return  # the job no longer runs, and is released
+        # Python 3.10 doesn't tell that run() was cancelled before it is resumed
+        cancelled = self._cancelling or _cancellations(self._runner) > self._cancelled_before
+        if isinstance(error, asyncio.CancelledError) and cancelled:
+            return  # by the worker's cancellation, rather than by something in a handler: the job is released
         if (following := state.done(job, error)) is None:
             self._wake.set()
         else:

@@ -56,19 +56,9 @@ class RunningJob:
         return self._disowned or self._may_be_lost()
 
     @property
-    def _is_counted(self) -> bool:
-        """Whether its attempt was counted with its capture."""
-        return bool(self._pair[1] & BEGUN)
-
-    @property
     def _is_suspect(self) -> bool:
         """Whether its last attempt ended with its worker, which it may have killed."""
         return bool(self._value("error") == STALLED)
-
-    @property
-    def _is_last_attempt(self) -> bool:
-        """Whether the job is dead if the attempt that begins next fails."""
-        return bool(self._value("attempts") + 1 >= self._value("max_attempts"))
 
     @property
     def _row(self) -> Any:

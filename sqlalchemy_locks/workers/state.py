@@ -426,7 +426,8 @@ class WorkerState:
             current = host == self.heartbeats.host
             if current:
                 for job in jobs:
-                    (self.ready if job._is_counted else self.waiting).append(job)
+                    # ready is one whose attempt was counted with its capture
+                    (self.ready if job._pair[1] & BEGUN else self.waiting).append(job)
         if not current:
             self._release(jobs)
 
@@ -450,7 +451,8 @@ class WorkerState:
         if free > 0:
             return harmless[:free], False
         soon = harmless[: max(0, self._startable_soon() - len(self.ready))]
-        return list(takewhile(lambda job: not job._is_last_attempt, soon)), True
+        # up to one that is dead if the attempt that begins next fails
+        return list(takewhile(lambda job: job._value("attempts") + 1 < job._value("max_attempts"), soon)), True
 
     def _count_attempts(self) -> None:
         """Count the attempts of waiting jobs whose handlers are about to begin."""

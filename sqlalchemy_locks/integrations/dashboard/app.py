@@ -112,7 +112,11 @@ def asgi(
         raise TypeError(f"hosts= is a list of host names, not the string {hosts!r}")
     signatures = Signatures(secret or secrets.token_bytes(32))
     options = {"title": title, "refresh": bounded_seconds(refresh, "refresh")}
-    page = Page(_getter(locks, _check_either), authorize, signatures, _check_own(own), options)
+    tables = dict(own or {})
+    for name, table in tables.items():
+        if not isinstance(name, str) or not name or not isinstance(table, (Queue, Mutex, Timeout)):
+            raise TypeError(f"own= maps names to a Queue, Mutex or Timeout, not {name!r} to {table!r}")
+    page = Page(_getter(locks, _check_either), authorize, signatures, tables, options)
     routes = [
         Route("/", functools.partial(page.show, "page.html")),
         Route("/live", functools.partial(page.show, "live.html")),
@@ -220,11 +224,3 @@ def _check_either(locks: Any) -> AsyncLocks | Locks:
     if not isinstance(locks, (AsyncLocks, Locks)):
         raise TypeError(f"dashboard.asgi takes AsyncLocks or Locks, not {locks!r}")
     return locks
-
-
-def _check_own(own: Mapping[str, OwnTable] | None) -> Mapping[str, OwnTable]:
-    tables = dict(own or {})
-    for name, table in tables.items():
-        if not isinstance(name, str) or not name or not isinstance(table, (Queue, Mutex, Timeout)):
-            raise TypeError(f"own= maps names to a Queue, Mutex or Timeout, not {name!r} to {table!r}")
-    return tables
