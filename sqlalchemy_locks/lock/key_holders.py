@@ -67,7 +67,7 @@ class _Holders(OperationImpl):
         if execution.backend.waiter_queues is not None and not self.of_keys:
             engine, semaphore = execution.connection.engine, execution.context.tables.semaphore
             moved = table(semaphore.name, schema=execution.schema_map.get(None))
-            place = engine.dialect.identifier_preparer.format_table(moved)
+            place = engine.dialect.identifier_preparer.format_table(moved).replace(":", "\\:")
             queues = text(execution.backend.waiter_queues.format(semaphores=place, limit=_SEMAPHORES))
             try:
                 sessions = execution.execute(queues, {"queue_beginning": queue_beginning(installation(engine))}).all()

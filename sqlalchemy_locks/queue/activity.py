@@ -26,7 +26,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
 from sqlalchemy_locks.core.operation import BuildContext, RowsOperation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
-from sqlalchemy_locks.queue.jobs import JobOperation, Jobs
+from sqlalchemy_locks.queue.jobs import QUEUE_NAME, JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import UTC, Elapsed, Instant, SecondsAgo, StatementStart
 from sqlalchemy_locks.sql.elements import force_index
 
@@ -102,7 +102,7 @@ class DeadJobs(JobOperation):
 
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
-        queue = bindparam("locks_queue", type_=at.queue_id.type)
+        queue = bindparam(QUEUE_NAME, type_=at.queue_id.type)
         columns = [at.roles[role].label(role) for role in _DEAD]
         ended = type_coerce(at.failed_at, UTC()).label("failed_at")
         # in the order of an index, so that no more is read than the limit
@@ -174,7 +174,7 @@ def dead(limit: int, queue: str | None = None, jobs: Jobs | None = None) -> Rows
     :param queue: only those of this queue. :param jobs: in a table of the app's own.
     """
     name = None if queue is None else valid_name(queue, "a queue")
-    return RowsOperation(_of(DeadJobs, jobs), {"locks_queue": name, "locks_limit": valid_int(limit, "limit")})
+    return RowsOperation(_of(DeadJobs, jobs), {QUEUE_NAME: name, "locks_limit": valid_int(limit, "limit")})
 
 
 def workers(limit: int, counted: int, jobs: Jobs | None = None) -> RowsOperation[Any]:

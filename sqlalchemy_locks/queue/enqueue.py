@@ -23,7 +23,7 @@ from sqlalchemy_locks.captures.statements import selective_condition
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import RoleColumns
 from sqlalchemy_locks.errors import Unsupported
-from sqlalchemy_locks.queue.jobs import IDS, UNIQUE_KEY, JobOperation, Jobs, json_as_text, unique_index
+from sqlalchemy_locks.queue.jobs import IDS, QUEUE_NAME, UNIQUE_KEY, JobOperation, Jobs, json_as_text, unique_index
 from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
 from sqlalchemy_locks.sql.elements import Notify, force_index
 from sqlalchemy_locks.sql.tables import Payload
@@ -125,7 +125,7 @@ class Enqueue(JobOperation):
             "in": PlusSeconds(Now(), bindparam("locks_run_in", type_=Float())),
         }[self.when]
         return {
-            at.queue_id: bindparam("locks_queue", type_=at.queue_id.type),
+            at.queue_id: bindparam(QUEUE_NAME, type_=at.queue_id.type),
             at.priority: bindparam("locks_priority", type_=at.priority.type),
             at.max_attempts: bindparam("locks_max_attempts", type_=at.max_attempts.type),
             at.run_at: run_at,
@@ -168,7 +168,7 @@ class Enqueue(JobOperation):
                 for id, payload, key in jobs
             ]
             common["locks_jobs"] = f"[{','.join(documents)}]"
-            common["locks_topic"] = self.jobs.topic(common["locks_queue"])
+            common["locks_topic"] = self.jobs.topic(common[QUEUE_NAME])
             rows: Any = execution.execute(statement, common)
             waiting = {key: id for key, id, *_ in rows} if self.unique else {}
         # a key that no job waits with is of one that an earlier attempt at this call has put, and captured since
@@ -210,12 +210,12 @@ class Enqueue(JobOperation):
         if rows:
             execution.execute(self._insert(execution.context), rows)
             if self.notify and execution.backend.writable_ctes:
-                topic = {"locks_topic": self.jobs.topic(common["locks_queue"])}
+                topic = {"locks_topic": self.jobs.topic(common[QUEUE_NAME])}
                 execution.execute(select(Notify(literal(CHANNEL), bindparam("locks_topic"))), topic)
         if not self.unique:
             return {}
         reading = self._select_waiting(execution.context)
-        queue = {"locks_queue": common["locks_queue"]}
+        queue = {QUEUE_NAME: common[QUEUE_NAME]}
         waiting = _look_up(execution, reading, queue, KEYS, [key for *_, key in jobs])
         return {key: as_uuid(id) for key, id in waiting}
 
@@ -223,7 +223,7 @@ class Enqueue(JobOperation):
         """Return the SELECT of the waiting jobs of unique keys, which the INSERT has locked."""
         at = self.jobs.at(context)
         reading = select(at.unique_key, at.external_id).where(
-            at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
+            at.queue_id == bindparam(QUEUE_NAME, type_=at.queue_id.type),
             at.unique_key.in_(bindparam(KEYS, expanding=True)),
         )
         if context.backend.single_writer:

@@ -37,7 +37,9 @@ from sqlalchemy_locks.queue.acknowledge import STALLED, Complete, owned_paramete
 from sqlalchemy_locks.queue.jobs import (
     BEGUN,
     COUNTED_AHEAD,
+    HOST,
     ORDER,
+    QUEUE_NAME,
     JobCapture,
     JobOperation,
     Jobs,
@@ -87,7 +89,7 @@ class CaptureJobs(JobCapture):
                 **({} if counted is None else {at.attempts: at.attempts + counted}),
                 at.claim: claim if counted is None or begun else claim + counted * _COUNTED,
                 at.started_at: Now(),
-                at.processing_host: bindparam("locks_host", type_=at.processing_host.type),
+                at.processing_host: bindparam(HOST, type_=at.processing_host.type),
                 **self.jobs.free_key(at),
             },
             tuple(at[role] for role in ORDER),
@@ -166,8 +168,8 @@ class JobsOfHost(JobOperation):
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
         return select(at.internal_id, at.claim).where(
-            at.queue_id == bindparam("locks_queue", type_=at.queue_id.type),
-            at.processing_host == bindparam("locks_host", type_=at.processing_host.type),
+            at.queue_id == bindparam(QUEUE_NAME, type_=at.queue_id.type),
+            at.processing_host == bindparam(HOST, type_=at.processing_host.type),
             *self.jobs.running(at),
         )
 

@@ -54,6 +54,8 @@ _CAPTURED = ("queue_id", "processing_host", "completed_at", "failed_at", UNIQUE_
 ORDER = ("priority", "run_at", "internal_id")
 #: the parameters that identify owned jobs: pairs, and the same as two lists for engines that bind arrays
 PAIRS, IDS, CLAIMS = "locks_pairs", "locks_ids", "locks_claims"
+#: the parameters that name a queue, and a worker
+QUEUE_NAME, HOST = "locks_queue", "locks_host"
 
 _WORKER_ROLES = ("host", "heartbeat_at", "started_at")
 _TIMESTAMPS = ("run_at", "started_at", "completed_at", "failed_at")
@@ -107,11 +109,11 @@ class Jobs:
     def in_queue(self, context: BuildContext) -> list[Any]:
         """Return the conditions that a job is in the queue bound as ``locks_queue``, and that this isn't paused."""
         column = self.at(context).queue_id
-        queue: Any = bindparam("locks_queue", type_=column.type)
+        queue: Any = bindparam(QUEUE_NAME, type_=column.type)
         if self.paused is None:
             return [column == queue]
         at = self.paused.columns(context)
-        paused = select(ONE).where(at["id"] == bindparam("locks_queue", type_=at["id"].type)).exists()
+        paused = select(ONE).where(at["id"] == bindparam(QUEUE_NAME, type_=at["id"].type)).exists()
         if not context.backend.single_writer:
             return [column == queue, ~paused]
         return [column == select(queue).where(~paused).scalar_subquery()]

@@ -19,7 +19,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.captures.statements import LIMIT, CaptureSpec
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.queue.acknowledge import requeue
-from sqlalchemy_locks.queue.jobs import Jobs, WorkerRows
+from sqlalchemy_locks.queue.jobs import HOST, Jobs, WorkerRows
 from sqlalchemy_locks.queue.maintenance import JobSweep
 from sqlalchemy_locks.sql.clock import Instant, Now, SecondsAgo
 
@@ -29,7 +29,6 @@ STALLED_AFTER = 300
 FORGET_AFTER = 86400.0
 #: the most such rows that are deleted in one transaction
 _FORGET = 100
-HOST = "locks_host"
 
 
 class WorkerRow(OperationImpl):

@@ -8,7 +8,7 @@ from sqlalchemy import Float, bindparam, literal_column, null, or_
 
 from sqlalchemy_locks.captures.statements import CaptureSpec
 from sqlalchemy_locks.core.operation import BuildContext, Operation
-from sqlalchemy_locks.queue.jobs import JobCapture, Jobs
+from sqlalchemy_locks.queue.jobs import QUEUE_NAME, JobCapture, Jobs
 from sqlalchemy_locks.sql.clock import Now, SecondsAgo
 
 
@@ -17,7 +17,7 @@ class JobSweep(JobCapture):
 
     counts = True
 
-    def chosen(self, column: Any, name: str = "locks_queue") -> Any:
+    def chosen(self, column: Any, name: str = QUEUE_NAME) -> Any:
         """Return the condition that a column has the value that is bound, if any is."""
         value = bindparam(name, type_=column.type)
         return or_(value.is_(None), column == value)

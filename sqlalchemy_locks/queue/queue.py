@@ -31,10 +31,9 @@ from sqlalchemy_locks.queue.activity import Stats
 from sqlalchemy_locks.queue.control import CancelJob, GetJob, RescheduleJob, ResumeQueues
 from sqlalchemy_locks.queue.enqueue import KEYS, Enqueue, as_uuid, external_ids, unique_keys, utc_instant
 from sqlalchemy_locks.queue.fetch import AFTER, AHEAD, CaptureJobs, CompleteAndFetch, FetchJobs, JobsOfHost
-from sqlalchemy_locks.queue.jobs import IDS, Jobs
+from sqlalchemy_locks.queue.jobs import HOST, IDS, QUEUE_NAME, Jobs
 from sqlalchemy_locks.queue.liveness import (
     FORGET_AFTER,
-    HOST,
     STALLED_AFTER,
     AddWorker,
     ReadHeartbeat,
@@ -120,8 +119,8 @@ class Queue(EntityPattern[E]):
         self._complete_and_fetch_jobs = lru_cache(maxsize=8)(
             lambda limit, after: CompleteAndFetch(jobs, "Queue.fetch", self._complete, limit, after=after)
         )
-        self._jobs_of_host = JobsOfHost(jobs, "Queue.capture")
-        self._claimed_jobs = ClaimedJobs(jobs, "Queue.complete")
+        self._jobs_of_host = JobsOfHost(jobs, "Worker")
+        self._claimed_jobs = ClaimedJobs(jobs, "Worker")
         self._begin_jobs = {ahead: BeginJobs(jobs, "Queue.begin", ahead=ahead) for ahead in (False, True)}
         self._release = ReleaseJobs(jobs, "Queue.release")
         self._fail = Fail(jobs, "Queue.fail")
@@ -193,7 +192,7 @@ class Queue(EntityPattern[E]):
             "locks_payloads": payloads,
             # without ids they are drawn at each execution
             IDS: None if external_id is None else external_ids(external_id, len(payloads)),
-            "locks_queue": valid_name(queue, "a queue"),
+            QUEUE_NAME: valid_name(queue, "a queue"),
             "locks_priority": valid_int(priority, "priority", -(2**31)),
             "locks_max_attempts": valid_int(max_attempts, "max_attempts"),
         }
@@ -230,8 +229,8 @@ class Queue(EntityPattern[E]):
         """
         values = {
             LIMIT: valid_int(limit, "limit"),
-            "locks_queue": valid_name(queue, "a queue"),
-            "locks_host": None if host is None else valid_name(host, "a host"),
+            QUEUE_NAME: valid_name(queue, "a queue"),
+            HOST: None if host is None else valid_name(host, "a host"),
         }
         return capture_operation(self._capture, self._jobs.target, values)
 
@@ -366,7 +365,7 @@ class Queue(EntityPattern[E]):
 
     def _sweep(self, impl: JobSweep, limit: int, queue: str | None, **values: Any) -> Operation[Any]:
         name = None if queue is None else valid_name(queue, "a queue")
-        return Operation(impl, {**values, LIMIT: valid_int(limit, "limit"), "locks_queue": name})
+        return Operation(impl, {**values, LIMIT: valid_int(limit, "limit"), QUEUE_NAME: name})
 
     def get(self, id: UUID | str) -> Operation[Any]:
         """Read one job, whatever its state.
@@ -478,7 +477,7 @@ class Queue(EntityPattern[E]):
 
     def _fetch(self, limit: int, *, queue: str, host: str) -> Operation[Any]:
         """Capture jobs for a worker, as undecoded rows; no attempt counts."""
-        return RowsOperation(self._fetch_jobs, {LIMIT: limit, "locks_queue": queue, HOST: host})
+        return RowsOperation(self._fetch_jobs, {LIMIT: limit, QUEUE_NAME: queue, HOST: host})
 
     def _complete_and_fetch(
         self,
@@ -497,7 +496,7 @@ class Queue(EntityPattern[E]):
         :param ahead: count attempts that are about to begin.
         :param after: the position in the order to search from; ``None``: from the head.
         """
-        values = {LIMIT: limit, "locks_queue": queue, HOST: host, AHEAD: int(ahead)}
+        values = {LIMIT: limit, QUEUE_NAME: queue, HOST: host, AHEAD: int(ahead)}
         values |= {} if after is None else dict(zip(AFTER, after, strict=True))
         operation = self._complete_and_fetch_jobs(limit if limit == batch else None, after is not None)
         return Operation(operation, {**values, **self._jobs.owned_pairs(jobs)})
@@ -511,7 +510,7 @@ class Queue(EntityPattern[E]):
 
     def _running_on(self, host: str, *, queue: str) -> Operation[Any]:
         """Read the running jobs that one worker has captured, as pairs ``(internal_id, claim)``."""
-        return RowsOperation(self._jobs_of_host, {"locks_queue": queue, HOST: host})
+        return RowsOperation(self._jobs_of_host, {QUEUE_NAME: queue, HOST: host})
 
     def _claimed(self, jobs: Sequence[Any]) -> Operation[Any]:
         """Read which of these pairs run, or ended, under their claims: ``(internal_id, claim, state)``."""
@@ -521,7 +520,7 @@ class Queue(EntityPattern[E]):
         """Requeue the jobs of workers that have sent no heartbeat for some seconds, now and at an instant."""
         since, forgotten = by - timedelta(seconds=stalled_after), by - timedelta(seconds=stalled_after + FORGET_AFTER)
         silent = {"locks_silent": stalled_after, "locks_since": since, "locks_forgotten": forgotten}
-        return Operation(self._requeue_since, {LIMIT: limit, "locks_queue": queue, **silent})
+        return Operation(self._requeue_since, {LIMIT: limit, QUEUE_NAME: queue, **silent})
 
     def _of_worker(self, kind: type[WorkerRow], host: str) -> Operation[Any]:
         """Return an operation on the row of one worker."""
