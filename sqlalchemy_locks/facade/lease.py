@@ -99,11 +99,12 @@ class LeaseContext:
         locks: LockHost,
         timers: LeaseTimers,
         permits: str | Mapping[str, int],
-        count: int | None,
+        *,
         ttl: float | timedelta,
         timeout: float | timedelta | None,
-        external_id: str | None,
-        owner: str | None,
+        count: int | None = None,
+        external_id: str | None = None,
+        owner: str | None = None,
         single: bool = False,
     ) -> None:
         if isinstance(permits, str):

@@ -307,7 +307,9 @@ class Locks(LockHost):
         ...         locks.run(sl.guarded(write, grant))
         True
         """
-        return LeaseContext(self, self._timers, permits, count, ttl, timeout, external_id, owner)
+        return LeaseContext(
+            self, self._timers, permits, count=count, ttl=ttl, timeout=timeout, external_id=external_id, owner=owner
+        )
 
     def lease(
         self, name: str, *, ttl: float | timedelta = 60, timeout: float | timedelta | None = None
@@ -325,7 +327,7 @@ class Locks(LockHost):
         ...     run_the_import(token=grant.fence["nightly-import"])
         """
         return LeaseContext(
-            self, self._timers, valid_name(name, "a lease's name"), None, ttl, timeout, None, None, single=True
+            self, self._timers, valid_name(name, "a lease's name"), ttl=ttl, timeout=timeout, single=True
         )
 
     def sweep(self, *, stale_after: float | timedelta | None = DAY, alive: Alive | None = None) -> int:
