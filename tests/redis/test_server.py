@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import redis
 import redis.asyncio
+from redis.exceptions import ClusterDownError, SlotNotCoveredError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
@@ -75,6 +76,24 @@ def test_texts_are_stored_as_utf_8_by_every_client(
     assert party(mutex.create("日é", queue=queue)) == 1
     assert party(mutex.capture(3, queue=queue, owner="é\r\n$1")) == ["日é"]
     assert Mutex(plain).release("日é", queue=queue, owner="é\r\n$1") is True
+
+
+@pytest.mark.parametrize("error", [ClusterDownError, SlotNotCoveredError, redis.InvalidResponse])
+def test_error_after_a_lost_reply(
+    party: Party, queue: str, plain: redis.Redis, error: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client of a cluster resends a call, and raises the cluster's error if that isn't reachable any more."""
+    mutex = Mutex(party.client)
+    party(mutex.create("a", queue=queue))
+
+    def lose_reply(*command: Any, **options: Any) -> Any:
+        plain.execute_command(*command, **options)
+        raise error("CLUSTERDOWN Hash slot not served")
+
+    monkeypatch.setattr(party.client, "execute_command", lose_reply)
+    with pytest.raises(sl.OutcomeUnknown):
+        party(mutex.acquire("a", queue=queue))
+    assert Mutex(plain).acquire("a", queue=queue) is False
 
 
 @pytest.mark.parametrize("own", [True], indirect=True)
