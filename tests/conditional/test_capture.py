@@ -49,6 +49,17 @@ def test_rows_locked_by_another_transaction_are_skipped(engine: Engine, name: st
         b.commit()
 
 
+@pytest.mark.parametrize("name", ["mysql", "mariadb"])
+@pytest.mark.parametrize("limit", [1, 2])
+def test_rows_locked_by_others_are_not_waited_for(engine: Engine, limit: int) -> None:
+    """At the default level of InnoDB, which keeps the locks of all rows that a scan reads."""
+    queue, ids = made(engine, 3)
+    with Session(engine) as holder, Session(engine) as session:
+        assert holder.scalar(mutex.acquire(ids[2], queue=queue)) is True
+        session.execute(text("SET innodb_lock_wait_timeout = 1"))
+        assert session.scalars(mutex.capture(limit, queue=queue)).all() == ids[:limit]
+
+
 @everywhere
 def test_concurrent_captures_are_disjoint(engine: Engine, name: str) -> None:
     queue, ids = made(engine, 40)
