@@ -202,6 +202,14 @@ def test_a_read_only_file_or_connection_is_refused(make: Make, path: Path, numbe
         engine.dispose()
 
 
+@pytest.mark.parametrize("option", ["nolock=1", "vfs=unix-none"])
+def test_a_file_without_locks_is_refused(make: Make, path: Path, option: str) -> None:
+    engine = create_engine(f"sqlite:///file:{path}?{option}&uri=true")
+    with sl.Locks(make()).exclusive("a"), pytest.raises(sl.Unsupported, match="leave them out"):
+        sl.Locks(engine).exclusive("a", timeout=0).__enter__()
+    engine.dispose()
+
+
 AUTOCOMMIT = driver_arguments(True)
 
 
