@@ -10,6 +10,7 @@ exists (``create``), and the flag is changed only through a mutex of this row.
 
 from __future__ import annotations
 
+import operator
 from functools import cache
 from typing import Any, Literal
 
@@ -28,7 +29,6 @@ from sqlalchemy import (
     or_,
     select,
     true,
-    tuple_,
     update,
 )
 from sqlalchemy.engine import IteratorResult
@@ -53,7 +53,7 @@ from sqlalchemy_locks.core.roles import (
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, shaped, shaped_rows
 from sqlalchemy_locks.errors import OutcomeUnknown
 from sqlalchemy_locks.sql.clock import NowAfterWait
-from sqlalchemy_locks.sql.elements import skip_locked
+from sqlalchemy_locks.sql.elements import force_index, skip_locked
 
 _LIMIT = bindparam(param_name("limit"), type_=Integer())
 _ROLES = ("queue", "id", "acquired", "owner", "token", "fence", "acquired_at", "retries")
@@ -345,9 +345,10 @@ class BatchAcquire(OperationImpl):
         key = list(columns.table.primary_key)
         rows = execution.execute(self._where_free(columns).add_columns(columns["id"].label("_id")), values).all()
         for batch in execution.batches(rows):
-            # the SELECT has locked the rows, so their primary keys are condition enough
-            locked = tuple_(*key).in_([tuple(row)[: len(key)] for row in batch])
-            execution.execute(self._update(columns).where(locked), values)
+            # the SELECT has locked the rows, so their primary keys are condition enough; in a list of pairs MariaDB
+            # would use no index for a single one, and wait for the rows that others hold
+            locked = or_(*(and_(*map(operator.eq, key, row)) for row in batch))
+            execution.execute(force_index(self._update(columns), "PRIMARY").where(locked), values)
         return [row[-1] for row in rows]
 
 

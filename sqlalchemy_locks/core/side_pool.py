@@ -41,6 +41,8 @@ class SidePool:
         self._shared = shares_one_connection(engine.pool)
         self._pool = engine.pool if self._shared else engine.pool.recreate()
         self._process = os.getpid()
+        #: apart: SQLAlchemy refuses a statement that was compiled for a map of schemas without the key ``None``
+        self.compiled: dict[Any, Any] = {}
         _side_pools.add(self)
 
     def connect(self) -> Connection:
@@ -106,7 +108,8 @@ def side_connection(execution: Execution, row_wait: int = 0) -> Iterator[Connect
             raise
         # the engine's listeners have chosen a database, and so may the caller's session have
         schemas = execution.schema_map if database is None else {None: database, **execution.schema_map}
-        return connection.execution_options(**{**execution.options, "schema_translate_map": schemas})
+        options = {**execution.options, "schema_translate_map": schemas, "compiled_cache": pool.compiled}
+        return connection.execution_options(**options)
 
     with translated(backend, needs_installation=True):
         try:

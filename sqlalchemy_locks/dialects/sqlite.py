@@ -102,6 +102,9 @@ class SQLite(Backend):
                 "binds values in the order in which they first occur, so that one gets the value of another: leave it "
                 "out of create_engine"
             )
+        query = connection.engine.url.query
+        if "nolock" in query or query.get("vfs") == "unix-none":
+            raise Unsupported("nolock and vfs=unix-none switch off SQLite's locks of a file: leave them out of its URL")
         return Server()
 
     def autocommit(self, connection: Connection) -> bool:

@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 import redis
 import redis.asyncio
 from redis.client import NEVER_DECODE
-from redis.exceptions import ConnectionError, NoScriptError, ReadOnlyError, RedisError, TimeoutError
+from redis.exceptions import ClusterError, NoScriptError, RedisClusterException
 
 from sqlalchemy_locks.errors import NotWritable, OutcomeUnknown, UnknownTask
 
@@ -165,7 +165,7 @@ class ScriptCalls:
                 answer = await self._send(nonce, "EVALSHA", script.sha, *arguments)
             except NoScriptError:
                 answer = await self._send(nonce, "EVAL", script.source, *arguments)
-        except RedisError as error:
+        except (redis.RedisError, RedisClusterException) as error:
             ours = _translated(script, error)
             if ours is None:
                 raise
@@ -217,19 +217,21 @@ class ScriptCalls:
             client.connection_pool.disconnect()
 
 
+#: the last two may follow a lost reply, when the cluster is not reachable or incomplete
+_UNANSWERED = (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, ClusterError, RedisClusterException)
 #: what the pools of redis-py say when all of their connections are in use: nothing was sent
 _POOL_IS_FULL = ("Too many connections", "No connection available.")
 
 
-def _translated(script: RedisScript, error: RedisError) -> Exception | None:
+def _translated(script: RedisScript, error: Exception) -> Exception | None:
     """Our error for one of the client's or the server's, or ``None`` if it is to be raised unchanged."""
     if str(error) in _POOL_IS_FULL:
         return None
-    if isinstance(error, (ConnectionError, TimeoutError)):
+    if isinstance(error, _UNANSWERED):
         return OutcomeUnknown(
             f"{script.name}: no answer came from Redis ({error}), so the call may or may not have taken effect"
         )
-    if isinstance(error, ReadOnlyError) or "READONLY" in str(error):
+    if isinstance(error, redis.ReadOnlyError) or "READONLY" in str(error):
         return NotWritable(
             f"{script.name}: this Redis server is a replica; connect to the primary (by Sentinel or RedisCluster, if "
             "it moves)"

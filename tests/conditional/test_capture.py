@@ -47,6 +47,9 @@ def test_rows_locked_by_another_transaction_are_skipped(engine: Engine, name: st
         a.rollback()
         assert b.scalars(mutex.capture(9, queue=queue)).all() == [*ids[:2], *ids[4:]]
         b.commit()
+    with Session(engine) as a, Session(engine) as b:  # at InnoDB's default level, a scan locks every row that it reads
+        assert a.scalar(mutex.release(ids[0], queue=queue)) is True
+        assert len(b.scalars(mutex.capture(1, queue=made(engine, 1)[0]).execution_options(locks_wait=1)).all()) == 1
 
 
 @everywhere

@@ -121,3 +121,13 @@ def test_options_make_a_new_operation() -> None:
     operation = sl.lock.exclusive("a")
     assert operation.execution_options(locks_wait=1) is not operation
     assert "locks_wait" not in operation.get_execution_options()
+
+
+def test_a_map_of_other_schemas(engine_to: Callable[..., Engine]) -> None:
+    """The connection beside the transaction adds its database to the map, for statements that others execute, too."""
+    engine, what = engine_to("mysql", execution_options={"schema_translate_map": {"tenant": "tenant_1"}}), unused()
+    locks = sl.Locks(engine)
+    locks.run(sl.semaphore.create(what, 1))
+    with Session(engine) as session:
+        for run, free in ((locks.run, True), (locks.run, False), (session.scalar, False)):
+            assert run(sl.semaphore.acquire({what: 1}, external_id=unused())).acquired is free

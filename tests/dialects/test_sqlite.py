@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, Table, create_engine, event, text
+from sqlalchemy import Column, Engine, Integer, MetaData, NullPool, Table, create_engine, event, text
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
@@ -200,6 +200,12 @@ def test_a_read_only_file_or_connection_is_refused(make: Make, path: Path, numbe
         with pytest.raises(sl.NotWritable), sl.Locks(engine).exclusive("a", timeout=5):
             pass
         engine.dispose()
+
+
+def test_a_file_without_locks_is_refused(path: Path) -> None:
+    engine = create_engine(f"sqlite:///file:{path}?nolock=1&uri=true", poolclass=NullPool)
+    with pytest.raises(sl.Unsupported, match="leave them out"):
+        sl.Locks(engine).exclusive("a").__enter__()
 
 
 AUTOCOMMIT = driver_arguments(True)

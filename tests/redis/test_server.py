@@ -6,10 +6,12 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import redis
 import redis.asyncio
+from redis.exceptions import ClusterDownError, SlotNotCoveredError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
@@ -75,6 +77,15 @@ def test_texts_are_stored_as_utf_8_by_every_client(
     assert party(mutex.create("日é", queue=queue)) == 1
     assert party(mutex.capture(3, queue=queue, owner="é\r\n$1")) == ["日é"]
     assert Mutex(plain).release("日é", queue=queue, owner="é\r\n$1") is True
+
+
+@pytest.mark.parametrize("error", [ClusterDownError, SlotNotCoveredError, redis.InvalidResponse])
+def test_error_that_may_follow_a_lost_reply(party: Party, queue: str, error: type[Exception]) -> None:
+    """A client of a cluster resends a call, and raises the cluster's error if that isn't reachable any more."""
+    mutex = Mutex(party.client)
+    party(mutex.create("a", queue=queue))
+    with patch.object(party.client, "execute_command", side_effect=error("x")), pytest.raises(sl.OutcomeUnknown):
+        party(mutex.acquire("a", queue=queue))
 
 
 @pytest.mark.parametrize("own", [True], indirect=True)
