@@ -38,8 +38,8 @@ def checkout(folder: Path) -> Path:
 class Environment:
     """A virtual environment, filled by uv if it is installed, otherwise by pip."""
 
-    def __init__(self, folder: Path, kind: str = "") -> None:
-        self.folder, self.kind = folder, kind
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.python = folder / "bin" / "python"
         self._uv = shutil.which("uv", path=f"{os.environ['PATH']}{os.pathsep}{ROOT / '.venv/uv/bin'}")
         if self._uv:

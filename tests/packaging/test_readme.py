@@ -36,9 +36,17 @@ def entered(line: str, environment: Environment, wheel: Path, folder: Path) -> N
     assert done.returncode == 0, f"{line}\n{done.stdout}{done.stderr}"
 
 
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Of both pages: the second one installs more."""
+    return Environment(tmp_path_factory.mktemp("readme") / "venv")
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
-def test_typed_twice_into_a_fresh_environment(name: str, built: Built, tmp_path: Path) -> None:
-    environment, folder = Environment(tmp_path / "venv"), tmp_path / "app"
+def test_typed_twice_into_a_fresh_environment(
+    name: str, built: Built, environment: Environment, tmp_path: Path
+) -> None:
+    folder = tmp_path / "app"
     folder.mkdir()
     for _ in range(2):
         program = ""
