@@ -10,7 +10,6 @@ import gc
 import itertools
 import os
 import shutil
-import ssl
 import sys
 import tempfile
 import threading
@@ -21,6 +20,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
 from typing import NoReturn
 
+import pymysql
 import pytest
 from alembic.migration import MigrationContext
 from alembic.operations import Operations
@@ -314,13 +314,11 @@ def unfrozen() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def no_certificates() -> Iterator[None]:
-    """Skip the certificates that PyMySQL reads at each connection, and doesn't verify anything with.
-
-    That takes longer than most tests.
-    """
+def no_tls() -> Iterator[None]:
+    """Connect without TLS, here and in child processes, but in tests/faults: a handshake takes longer than most statements."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ssl.SSLContext, "load_default_certs", lambda self, purpose=None: None)
+        patch.setenv("PGSSLMODE", "disable")
+        patch.setattr(pymysql.connections, "SSL_ENABLED", False)
         yield
 
 

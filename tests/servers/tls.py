@@ -1,8 +1,8 @@
 """The certificate of the servers with TLS: MySQL, PostgreSQL 15, its standby, and servers that are based on it.
 
-Drivers of PostgreSQL prefer TLS, so that every cell of it goes through TLS, and every one of PostgreSQL 18 and of
-YugabyteDB's stand-in does not. Against MySQL, pymysql prefers TLS too, aiomysql and asyncmy use TLS if given `ssl=`.
-MariaDB has no TLS here.
+Drivers of PostgreSQL and PyMySQL prefer TLS where a server has it. tests/conftest.py turns that off, and tests/faults on
+again: there, every cell of PostgreSQL 15 goes through TLS, and none of PostgreSQL 18 and of YugabyteDB's stand-in.
+aiomysql and asyncmy use TLS if given `ssl=`. MariaDB has no TLS here.
 """
 
 import datetime
