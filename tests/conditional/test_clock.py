@@ -126,11 +126,17 @@ def test_offsets_match_zoneinfo_for_two_years(place: str) -> None:
     from datetime import datetime
 
     there = zone(place)
+
+    def expected(at: int) -> float:
+        offset = datetime.fromtimestamp(at, there).utcoffset()
+        assert offset is not None
+        return offset.total_seconds()
+
     for hour in range(1_700_000_000 // 3600, 1_763_000_000 // 3600):
         instant = hour * 3600
+        if hour % 25 and expected(instant - 86400) == expected(instant + 86400):
+            continue  # far from a change, as most hours are
         offsets = offsets_around(there, instant)
         for at in (instant - 3600, instant, instant + 3600):
             offset = offsets.before if at < offsets.first else offsets.between if at < offsets.second else offsets.after
-            expected = datetime.fromtimestamp(at, there).utcoffset()
-            assert expected is not None
-            assert offset == expected.total_seconds()
+            assert offset == expected(at)

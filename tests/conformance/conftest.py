@@ -23,31 +23,30 @@ T = TypeVar("T")
 #: Session, Connection and Locks, and their asynchronous counterparts
 S, C, L = "Session", "Connection", "Locks"
 AS, AL = "AsyncSession", "AsyncLocks"
-#: One driver has every runner. A Connection differs from a Session in SQLAlchemy only, which is the same with the others
-#: (SQLite's driver begins transactions by itself); what PgBouncer, another server version or another dialect name have of
-#: their own is about connections. Locks are tried with all of these, since blocks and sessions hold them differently.
+#: Of each engine, a session and a block of ``Locks``, which hold locks differently, by different drivers: each driver is
+#: tried with one of them at least, and PostgreSQL's psycopg with a Connection as well, which differs from a Session in
+#: SQLAlchemy only. What PgBouncer, another server version or another dialect name have of their own is about connections.
 RUNNERS: dict[str, dict[str, tuple[str, ...]]] = {
-    "postgresql15": {"psycopg": (S, C, L, AS, AL), "psycopg2": (S, L), "asyncpg": (AS, AL)},
-    "postgresql18": {"psycopg": (S, L), "asyncpg": (AL,)},
+    "postgresql15": {"psycopg": (S, C, L, AS, AL), "psycopg2": (L,), "asyncpg": (AS, AL)},
+    "postgresql18": {"psycopg": (S,), "asyncpg": (AL,)},
     "postgresql15-table": {"psycopg": (S, L)},
-    "postgresql15-pgbouncer": {"psycopg": (S,), "psycopg2": (L,), "asyncpg": (AS, AL)},
-    "yugabytedb": {"psycopg2": (S, L), "yugabytedb": (L,)},
-    "yugabytedb-advisory": {"psycopg2": (S, L)},
-    "mysql": {"pymysql": (S, L), "aiomysql": (AS, AL), "asyncmy": (AL,)},
-    "mariadb": {"pymysql": (S,), "mariadb+pymysql": (S, L), "aiomysql": (AS, AL)},
-    "sqlite": {"pysqlite": (S, C, L), "aiosqlite": (AS, AL)},
-}
-#: Mutexes and semaphores are rows, whoever reads them: each driver has them by ``Locks``, one of each engine by a session
-#: as well. The functions of ``-table`` and ``-advisory`` are those of locks; tests/pgbouncer runs each operation of
-#: ``Locks``.
-RUNNERS_OF_ROWS: dict[str, dict[str, tuple[str, ...]]] = {
-    "postgresql15": {"psycopg": (S, C, L, AS, AL), "psycopg2": (L,), "asyncpg": (AL,)},
-    "postgresql18": {"psycopg": (L,)},
-    "postgresql15-pgbouncer": {"psycopg": (S,), "asyncpg": (AS,)},
+    "postgresql15-pgbouncer": {"psycopg": (S,), "asyncpg": (AL,)},
     "yugabytedb": {"psycopg2": (S,), "yugabytedb": (L,)},
-    "mysql": {"pymysql": (S, L), "aiomysql": (AL,), "asyncmy": (AS,)},
+    "yugabytedb-advisory": {"psycopg2": (S, L)},
+    "mysql": {"pymysql": (S, L), "aiomysql": (AS,), "asyncmy": (AL,)},
     "mariadb": {"pymysql": (S,), "mariadb+pymysql": (L,), "aiomysql": (AL,)},
-    "sqlite": {"pysqlite": (S, C, L), "aiosqlite": (AS, AL)},
+    "sqlite": {"pysqlite": (S, L), "aiosqlite": (AS, AL)},
+}
+#: Mutexes and semaphores are rows, whoever reads them: each engine has them by a session and by ``Locks``. The functions
+#: of ``-table`` and ``-advisory`` are those of locks; tests/pgbouncer runs each operation of ``Locks``.
+RUNNERS_OF_ROWS: dict[str, dict[str, tuple[str, ...]]] = {
+    "postgresql15": {"psycopg": (S, AL), "psycopg2": (L,), "asyncpg": (AS,)},
+    "postgresql18": {"psycopg": (L,)},
+    "postgresql15-pgbouncer": {"asyncpg": (AS,)},
+    "yugabytedb": {"psycopg2": (S,), "yugabytedb": (L,)},
+    "mysql": {"pymysql": (S,), "aiomysql": (AL,), "asyncmy": (AS,)},
+    "mariadb": {"pymysql": (S,), "mariadb+pymysql": (L,), "aiomysql": (AL,)},
+    "sqlite": {"pysqlite": (C, L), "aiosqlite": (AS,)},
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,9 @@ def test_own_tests_pass_then_migrations_go_down(folder: Path, servers: Servers) 
     said = done("python -m pytest tests -q -p no:cacheprovider", folder, DATABASE_URL=url)
     assert " passed" in said
     assert "skipped" not in said
-    down = "alembic downgrade backup@base && alembic downgrade sqlalchemy_locks@base"
-    done(f"alembic upgrade heads && alembic check && {down}", folder, DATABASE_URL=url)
+    migrations = "upgrade heads", "check", "downgrade backup@base", "downgrade sqlalchemy_locks@base"
+    code = "import sys; from alembic.config import main; [main(command.split()) for command in sys.argv[1:]]"
+    done(f"python -c {shlex.quote(code)} {shlex.join(migrations)}", folder, DATABASE_URL=url)
     with connected(plain) as database, database.connect() as connection:
         assert connection.dialect.get_table_names(connection) == ["alembic_version"]
 

@@ -1,4 +1,4 @@
-"""A hundred tasks or threads on a pool of five: no timeouts from the pool, no leak; waiters wait in memory."""
+"""Fifty tasks or threads on a pool of five: no timeouts from the pool, no leak; waiters wait in memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import sqlalchemy_locks as sl
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, Watch, all_of, async_connected, installed, later, until, unused
 
-TASKS, EACH = 100, 2
+TASKS, EACH = 50, 2
 SMALL: dict[str, Any] = {"pool_size": 5, "max_overflow": 0, "pool_timeout": PATIENCE}
 DRIVERS = {
     "postgresql15/asyncpg": ("postgresql15", "asyncpg"),
@@ -77,7 +77,7 @@ def test_many_threads_on_a_small_pool(engine_to: MakeEngine, name: str) -> None:
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
 def test_waiters_leave_connections_to_others(engine_to: MakeEngine, watch: Callable[[str], Watch], name: str) -> None:
-    """A hundred threads wait for one holder: two connections are used, and the holder gets one more for its work."""
+    """Fifty threads wait for one holder: two connections are used, and the holder gets one more for its work."""
     engine, server, key = engine_to(name, **SMALL), watch(name), unused()
     locks, had = sl.Locks(engine), []
     pool: Any = engine.pool
