@@ -136,9 +136,9 @@ class Servers:
 
     def drop_fresh(self) -> None:
         """Drop what ``fresh()`` has made on PostgreSQL, where each database takes 8 MB."""
-        while self._fresh:
-            server, name = self._fresh.pop()
-            server.drop_database(name)
+        for server in {server for server, _ in self._fresh}:
+            server.drop_database(*(name for each, name in self._fresh if each is server))
+        self._fresh.clear()
 
     def installed(self, engine_name: str, driver: str, locking: str = "native") -> str:
         """The URL of a database with the locks in it; one for the whole run."""

@@ -129,9 +129,10 @@ class PostgreSQL(SQLServer):
         self.execute("SELECT pg_promote(true, 120)")
         self.primary = None
 
-    def drop_database(self, name: str) -> None:
-        """Drop a database, if it is there, with all connections to it."""
-        self.execute(f"DROP DATABASE IF EXISTS {self._quoted(name)} WITH (FORCE)", database=self.first_database)
+    def drop_database(self, *names: str) -> None:
+        """Drop databases, if they are there, with all connections to them."""
+        drops = [f"DROP DATABASE IF EXISTS {self._quoted(name)} WITH (FORCE)" for name in names]
+        self.execute(*drops, database=self.first_database)
 
     def _prepare(self) -> None:
         self.programs = programs(self.version)

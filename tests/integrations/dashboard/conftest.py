@@ -12,12 +12,11 @@ import a2wsgi
 import httpx
 import pytest
 from a2wsgi import ASGIMiddleware
-from sqlalchemy import create_engine
-from sqlalchemy.ext.asyncio import create_async_engine
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.integrations import dashboard
 from tests.conftest import PLAIN, Servers, install
+from tests.fixtures.lent import Loan
 from tests.fixtures.parties import connected, until, unused
 from tests.integrations.dashboard.chromium import Chromium, chromium
 
@@ -51,10 +50,10 @@ class Door:
     """A visitor of a page, through one door: cookies are kept, redirections not followed."""
 
     def __init__(self, door: str, url: str, async_url: str, prefix: str = "/", **options: Any) -> None:
-        self.locks = sl.Locks(create_engine(url))
         self._prefix = prefix
         self._loop = asyncio.new_event_loop()
         self._opened = ExitStack()
+        self.locks = sl.Locks(self._opened.enter_context(connected(url)))
         self._client: Any
         if door == "wsgi":
             self._opened.enter_context(bridges_that_end())
@@ -63,9 +62,9 @@ class Door:
             return
         locks: Any = self.locks
         if door == "asgi":
-            engine = create_async_engine(async_url)
-            self._opened.callback(lambda: self._loop.run_until_complete(engine.dispose()))
-            locks = sl.AsyncLocks(engine)
+            loan = Loan(async_url, True, {})
+            self._opened.callback(lambda: self._loop.run_until_complete(loan.take_back_async()))
+            locks = sl.AsyncLocks(loan.engine)
         transport = httpx.ASGITransport(app=dashboard.asgi(locks, **options))
         self._client = httpx.AsyncClient(transport=transport, base_url=ORIGIN)
         self._opened.callback(lambda: self._loop.run_until_complete(self._client.aclose()))
@@ -98,7 +97,6 @@ class Door:
 
     def close(self) -> None:
         self._opened.close()
-        self.locks._engine.dispose()
         self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
@@ -158,7 +156,7 @@ def semaphore(databases: Callable[[str], tuple[str, str]]) -> Iterator[Callable[
         yield make
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Chromium]:
     with chromium() as started:
         yield started
