@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import NullPool, create_engine, make_url, text
+from sqlalchemy import NullPool, make_url, text
 
 from tests.conftest import Servers, not_here
-from tests.fixtures.parties import POOLED
+from tests.fixtures.parties import POOLED, connected
 from tests.servers import PgBouncer, PostgreSQL, Unavailable
 
 SIZE = 3
@@ -73,9 +73,8 @@ def nothing_is_left(through: Any, release: str | None) -> Iterator[None]:
     """Assert that no server connection of the pooler has a setting, channel, lock or statement of libpq's drivers."""
     yield
     url, connect_args = through("psycopg")
-    engine = create_engine(url, poolclass=NullPool, connect_args=connect_args)
     sessions: set[int] = set()
-    with contextlib.ExitStack() as opened:
+    with connected(url, poolclass=NullPool, connect_args=connect_args) as engine, contextlib.ExitStack() as opened:
         for _ in range(SIZE):  # at the same time, and so one on each
             connection = opened.enter_context(engine.connect())
             sessions.add(connection.scalar(text("SELECT pg_backend_pid()")))  # type: ignore[arg-type]

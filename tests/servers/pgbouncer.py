@@ -40,9 +40,9 @@ class PgBouncer(PostgreSQL):
         """Create a database on the server behind it."""
         self.behind.create_database(name)
 
-    def drop_database(self, name: str) -> None:
-        """Drop a database on the server behind it."""
-        self.behind.drop_database(name)
+    def drop_database(self, *names: str) -> None:
+        """Drop databases on the server behind it."""
+        self.behind.drop_database(*names)
 
     def _prepare(self) -> None:
         if self.release is not None:
