@@ -612,7 +612,7 @@ def said(way: Way, act: Act) -> Said:
 THOROUGH = ("psycopg2", "pymysql")
 #: elsewhere: one for each way in which an operation is run
 BRIEF = [worked, mutex_first_use, mutex_release_of_anothers, capture_of_entities, semaphore_acquire]
-#: and with an app's own habits
+#: and with an app's own habits, or when it has begun with a connection that was dead
 BRIEFEST = [worked, mutex_release_of_anothers]
 CELLS = [
     *((each, name, True) for each in THOROUGH for name in CASES),
@@ -655,11 +655,7 @@ def test_outcome_after_a_connection_died(way: Way, name: str, executed: bool) ->
     assert number > 1
 
 
-@pytest.mark.parametrize(
-    ("way", "name"),
-    [(each, case.__name__) for each in WAYS for case in (BRIEF if each in THOROUGH else BRIEFEST)],
-    indirect=["way"],
-)
+@pytest.mark.parametrize(("way", "name"), [(way, case.__name__) for way in WAYS for case in BRIEFEST], indirect=["way"])
 def test_pool_of_connections_that_the_server_closed(way: Way, name: str) -> None:
     """As after each failover, and each time that the server ends what was idle."""
     act, judge = CASES[name](way)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.alembic.project import revision, tables
+from tests.alembic.project import tables
 from tests.packaging.conftest import Built
 from tests.packaging.environment import ROOT, Environment, run
 
@@ -30,26 +30,14 @@ def installed(built: Built, tmp_path_factory: pytest.TempPathFactory) -> Environ
     return environment
 
 
-@pytest.fixture
-def project(installed: Environment, tmp_path: Path) -> Path:
-    """An empty folder, far from the checkout."""
-    assert ROOT not in tmp_path.parents
-    return tmp_path
-
-
-def alembic(installed: Environment, project: Path, *commands: str) -> str:
+def alembic(installed: Environment, folder: Path, *commands: str) -> str:
     """Run commands in one process, since its start takes longer than each of them."""
     code = "import sys; from alembic.config import main; [main(command.split()) for command in sys.argv[1:]]"
-    return installed("-c", code, *commands, cwd=project)
+    return installed("-c", code, *commands, cwd=folder)
 
 
-def connect(project: Path, url: str) -> None:
-    path = project / "alembic.ini"
-    path.write_text(path.read_text().replace("driver://user:pass@localhost/dbname", url))
-
-
-def found(project: Path) -> set[str]:
-    with contextlib.closing(sqlite3.connect(project / "x.db")) as connection:
+def found(folder: Path) -> set[str]:
+    with contextlib.closing(sqlite3.connect(folder / "x.db")) as connection:
         names = [row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
     return {name for name in names if not name.startswith(("alembic", "sqlite"))}
 
@@ -57,32 +45,21 @@ def found(project: Path) -> set[str]:
 OURS = {f"lock_{name}" for name in tables("sqlite")}
 
 
-def test_shipped_revisions(installed: Environment, project: Path) -> None:
+def test_shipped_revisions(installed: Environment, tmp_path: Path) -> None:
     code = "from sqlalchemy_locks.alembic import template; print(template('async'))"
-    folder = installed("-c", code, cwd=project).strip()
-    alembic(installed, project, f"init -t {folder} migrations")
-    connect(project, "sqlite+aiosqlite:///x.db")
-    heads = alembic(
-        *(installed, project, "revision -m first", "heads", "upgrade sqlalchemy_locks@head", "upgrade heads")
-    )
-    assert heads.count("(head)") == 2
-    assert found(project) == OURS
-    alembic(installed, project, "downgrade sqlalchemy_locks@base")
-    assert found(project) == set()
-
-
-def test_directives(installed: Environment, project: Path) -> None:
-    alembic(installed, project, "init migrations")
-    connect(project, "sqlite:///x.db")
-    (project / "migrations/versions/a1.py").write_text(revision())
-    alembic(installed, project, "upgrade head")
-    assert found(project) == OURS
-    alembic(installed, project, "downgrade base")
-    assert found(project) == set()
+    template = installed("-c", code, cwd=tmp_path).strip()
+    alembic(installed, tmp_path, f"init -t {template} migrations")
+    ini = tmp_path / "alembic.ini"
+    ini.write_text(ini.read_text().replace("driver://user:pass@localhost/dbname", "sqlite+aiosqlite:///x.db"))
+    said = alembic(installed, tmp_path, "revision -m first", "heads", "upgrade sqlalchemy_locks@head", "upgrade heads")
+    assert said.count("(head)") == 2
+    assert found(tmp_path) == OURS
+    alembic(installed, tmp_path, "downgrade sqlalchemy_locks@base")
+    assert found(tmp_path) == set()
 
 
 def test_import_loads_no_alembic_and_no_dialect_and_no_other_module_is_importable(
-    installed: Environment, project: Path
+    installed: Environment, tmp_path: Path
 ) -> None:
     code = (
         "import sys, sqlalchemy_locks, importlib.util as u\n"
@@ -91,20 +68,22 @@ def test_import_loads_no_alembic_and_no_dialect_and_no_other_module_is_importabl
         "import sqlalchemy_locks.alembic_templates.steps\n"
         "print([name for name in ('alembic_templates', 'tests', 'steps', 'versions') if u.find_spec(name)])\n"
     )
-    assert installed("-c", code, cwd=project).split() == ["[]", "[]"]
+    assert installed("-c", code, cwd=tmp_path).split() == ["[]", "[]"]
 
 
-def test_the_command_line(installed: Environment, project: Path) -> None:
+def test_the_command_line(installed: Environment, tmp_path: Path) -> None:
     """It names its missing dependency, which is an extra."""
     script = installed.folder / "bin" / "sqlalchemy-locks"
-    bare = subprocess.run([script, "check"], cwd=project, capture_output=True, text=True, check=False)
+    bare = subprocess.run([script, "check"], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert bare.returncode == 2
     assert "pip install 'sqlalchemy-locks[cli]'" in bare.stderr
     installed.install("click>=8.1", "rich>=13.9")
-    run(script, "install", "--url", "sqlite:///x.db", cwd=project)
-    assert found(project) == OURS
-    assert "All is well" in run(script, "check", "--url", "sqlite+aiosqlite:///x.db", cwd=project)
-    assert "None: semaphores, " in installed("-m", "sqlalchemy_locks", "status", "--url", "sqlite:///x.db", cwd=project)
+    run(script, "install", "--url", "sqlite:///x.db", cwd=tmp_path)
+    assert found(tmp_path) == OURS
+    assert "All is well" in run(script, "check", "--url", "sqlite+aiosqlite:///x.db", cwd=tmp_path)
+    assert "None: semaphores, " in installed(
+        "-m", "sqlalchemy_locks", "status", "--url", "sqlite:///x.db", cwd=tmp_path
+    )
 
 
 def test_sdist_has_tests_docs_and_changelog(built: Built) -> None:

@@ -75,8 +75,8 @@ def mypy(folder: Path) -> Errors:
 
 def pyright(folder: Path) -> Errors:
     # the library itself, too: most of a run is reading that and SQLAlchemy
-    package = os.path.relpath(ROOT / "sqlalchemy_locks", folder)
-    config = {"extraPaths": [str(ROOT)], "include": [".", package], "strict": ["*.py"]}
+    include = [".", os.path.relpath(ROOT / "sqlalchemy_locks", folder)]
+    config = {"extraPaths": [str(ROOT)], "include": include, "strict": ["*.py"]}
     (folder / "pyrightconfig.json").write_text(json.dumps(config))
     out = json.loads(said(["pyright", "--pythonpath", sys.executable, "--outputjson"], folder))
     assert out["summary"]["filesAnalyzed"] > 100
