@@ -315,7 +315,7 @@ def unfrozen() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def no_tls() -> Iterator[None]:
-    """Connect without TLS, here and in child processes, but in tests/faults: a handshake takes longer than most statements."""
+    """Connect without TLS, but in tests/faults: a handshake takes longer than most statements."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PGSSLMODE", "disable")
         patch.setattr(pymysql.connections, "SSL_ENABLED", False)
