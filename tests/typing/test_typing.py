@@ -74,12 +74,11 @@ def mypy(folder: Path) -> Errors:
 
 
 def pyright(folder: Path) -> Errors:
-    # the library itself, too: most of a run is reading that and SQLAlchemy
-    include = [".", os.path.relpath(ROOT / "sqlalchemy_locks", folder)]
-    config = {"extraPaths": [str(ROOT)], "include": include, "strict": ["*.py"]}
+    # not the library's own files, which mypy checks
+    config = {"extraPaths": [str(ROOT)], "include": ["."], "strict": ["*.py"]}
     (folder / "pyrightconfig.json").write_text(json.dumps(config))
     out = json.loads(said(["pyright", "--pythonpath", sys.executable, "--outputjson"], folder))
-    assert out["summary"]["filesAnalyzed"] > 100
+    assert out["summary"]["filesAnalyzed"] == 2
     return [
         (Path(one["file"]).name, one["range"]["start"]["line"] + 1, one["message"])
         for one in out["generalDiagnostics"]
