@@ -32,9 +32,6 @@ from sqlalchemy_locks.sql.elements import force_index
 
 _SINCE: Any = SecondsAgo(bindparam("locks_older", type_=Float()))
 _STATES = ("waiting", "scheduled", "running", "dead", "stalled")
-#: no limit in effect, but one that makes the engine evaluate a subquery by itself: SQLite would otherwise scan all jobs
-#: in the order of the GROUP BY
-_EVERY: Any = literal_column("1000000000", Integer())
 #: seconds, as a literal: the expressions in SELECT and GROUP BY must be the same
 _MINUTE: Any = literal_column("60", Integer())
 _DEAD = ("external_id", "queue_id", "attempts", "max_attempts", "error")
@@ -48,12 +45,12 @@ class Stats(JobOperation):
 
     def build(self, context: BuildContext) -> Executable | None:
         at, ours = self.jobs.at(context), self.jobs.class_condition()
-        waiting = _waiting(context, at).where(*ours).limit(_EVERY).subquery("waits")
+        waiting = _by_itself(context, _waiting(context, at).where(*ours)).subquery("waits")
         now, first = StatementStart(), func.min(waiting.c.run_at, type_=Instant())
         due = func.count(case((waiting.c.run_at <= now, ONE)))
         waits = _columns(waiting=due, scheduled=func.count() - due, oldest=case((first <= now, first)))
         dead = select(at.queue_id.label("queue_id")).where(at.failed_at.is_not(None), *ours)
-        died = dead.limit(_EVERY).subquery("died")
+        died = _by_itself(context, dead).subquery("died")
         parts = union_all(
             select(waiting.c.queue_id, *waits).group_by(waiting.c.queue_id),
             self._running(context, at),
@@ -68,9 +65,8 @@ class Stats(JobOperation):
     def _running(self, context: BuildContext, at: RoleColumns) -> Any:
         """Count running jobs, and those whose worker is silent, or has no row and captured them as long ago."""
         columns = [at.queue_id.label("queue_id"), at.started_at.label("at"), at.processing_host.label("host")]
-        runs = select(*columns).where(*self.jobs.running(at)).limit(_EVERY).subquery("runs")
-        last: Any = runs.c.at
-        jobs: Any = runs
+        runs: Any = _by_itself(context, select(*columns).where(*self.jobs.running(at))).subquery("runs")
+        last, jobs = runs.c.at, runs
         if self.jobs.workers is not None:
             workers = self.jobs.workers.columns(context)
             last = func.coalesce(workers["heartbeat_at"], runs.c.at)
@@ -140,6 +136,11 @@ def _waiting(context: BuildContext, at: RoleColumns) -> Any:
     # there is no index that only waiting jobs are in: find the queues first, then the part of the index of each
     names = select(at.queue_id.label("queue_id")).distinct().subquery("names")
     return select(*columns).select_from(names.join(at.table, and_(at.queue_id == names.c.queue_id, waiting)))
+
+
+def _by_itself(context: BuildContext, query: Any) -> Any:
+    """Have SQLite evaluate a subquery by itself: it would scan all jobs in the order of the GROUP BY."""
+    return query.limit(1_000_000_000) if context.backend.single_writer else query
 
 
 def _columns(**counts: Any) -> list[Any]:
