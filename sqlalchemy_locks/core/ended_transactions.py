@@ -15,8 +15,8 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy_locks.dialects import Backend
 from sqlalchemy_locks.errors import LockLost, Unsupported
 
-#: transactions that the server has rolled back, where its driver doesn't know
-_ended: WeakSet[RootTransaction] = WeakSet()
+#: transactions that the server has rolled back, to go on in another one, where its driver doesn't know
+rolled_back_transactions: WeakSet[RootTransaction] = WeakSet()
 #: transactions in which operations took effect, and the error's text for the statement that ends one; ``None``: only
 #: its COMMIT raises
 _with_locks: WeakKeyDictionary[RootTransaction, str | None] = WeakKeyDictionary()
@@ -35,7 +35,7 @@ def note_end(backend: Backend, context: ExceptionContext) -> LockLost | None:
         return None
     if (transaction := connection.get_transaction()) is None:
         return None
-    _ended.add(transaction)
+    rolled_back_transactions.add(transaction)
     if transaction in _with_locks and _refuse_commit not in connection.dispatch.commit:
         event.listen(connection, "commit", _refuse_commit)
     why = _with_locks.get(transaction)
@@ -44,7 +44,7 @@ def note_end(backend: Backend, context: ExceptionContext) -> LockLost | None:
 
 def _refuse_commit(connection: Connection) -> None:
     """Refuse what was done without the lock, in another transaction, by an app that has passed over the error."""
-    if (transaction := connection.get_transaction()) in _ended and transaction in _with_locks:
+    if (transaction := connection.get_transaction()) in rolled_back_transactions and transaction in _with_locks:
         connection.invalidate()  # SQLAlchemy sends no ROLLBACK after a COMMIT that failed
         raise LockLost(f"COMMIT: the server {ROLLED_BACK}")
 
@@ -54,18 +54,13 @@ def lost_when_ended(connection: Connection, why: str | None) -> None:
 
     :param why: ``None``: only a COMMIT after that statement raises.
     """
-    transaction = _transaction(connection)
+    transaction = connection.get_transaction() or connection.begin()
     _with_locks[transaction] = _with_locks.get(transaction) or why
-
-
-def _transaction(connection: Connection) -> RootTransaction:
-    """Return a connection's transaction, which would begin with its first statement only."""
-    return connection.get_transaction() or connection.begin()
 
 
 def forbid_savepoints(connection: Connection, cluster: str | None) -> None:
     """Refuse the savepoints of a connection from now on until its transaction ends; text of the app's passes."""
-    if (transaction := _transaction(connection)) not in _without_savepoints:
+    if (transaction := connection.get_transaction() or connection.begin()) not in _without_savepoints:
         _without_savepoints[transaction] = cluster
         # not event.contains(), which identifies a connection by its address, where a collected one may have been
         if _refuse_savepoint not in connection.dispatch.savepoint:
@@ -80,8 +75,3 @@ def _refuse_savepoint(connection: Connection, name: str | None) -> None:
             f"{_without_savepoints[transaction]}: where another node was the first to commit, MySQL would go on "
             "in another transaction, without them, and without an error; leave it out"
         )
-
-
-def was_ended(connection: Connection) -> bool:
-    """Return whether the server has rolled the connection's transaction back, and goes on in another one."""
-    return connection.get_transaction() in _ended

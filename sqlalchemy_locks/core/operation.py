@@ -49,7 +49,7 @@ from sqlalchemy_locks.core.ended_transactions import (
     forbid_savepoints,
     lost_when_ended,
     note_end,
-    was_ended,
+    rolled_back_transactions,
 )
 from sqlalchemy_locks.dialects import Backend, Server, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
@@ -533,7 +533,7 @@ class Execution:
         :raises LockTimeout: when a time limit has ended the wait for a lock, which it names.
         """
         connection, impl = self.connection, self.operation._impl
-        if was_ended(connection):
+        if connection.get_transaction() in rolled_back_transactions:
             raise MustRollback(f"{impl.name}: {self.backend.name} {ROLLED_BACK}")
         end_session = self.backend.session_ender(connection) if self.backend.key_rows else None
         began = time.monotonic()

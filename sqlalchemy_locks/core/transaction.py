@@ -25,7 +25,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.core.backoff import Backoff
 from sqlalchemy_locks.core.cancellation import shielded
-from sqlalchemy_locks.core.ended_transactions import was_ended
+from sqlalchemy_locks.core.ended_transactions import rolled_back_transactions
 from sqlalchemy_locks.core.operation import (
     Execution,
     Operation,
@@ -233,7 +233,7 @@ class ShortTransaction:
         if os.getpid() != self._process:
             return _FORKED
         state = self.backend.transaction_state(self.connection) if self.active else "closed"
-        if state == "closed" or was_ended(self.connection):
+        if state == "closed" or self.connection.get_transaction() in rolled_back_transactions:
             return FAILED
         if self.used:
             if state == "ended" and self._seen_open:
@@ -371,7 +371,7 @@ class ShortTransaction:
             restore = None if connection.closed else connection.get_execution_options().get("locks_on_return")
             if restore is not None and not connection.invalidated:
                 try:
-                    restore(connection)
+                    connection.execute(restore)
                 except Exception as raised:  # what was done may be committed
                     connection.invalidate(raised)
         except BaseException as raised:

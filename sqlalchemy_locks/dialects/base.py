@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar
 
 from sqlalchemy import Column, Engine, Insert, Table
 from sqlalchemy.engine import Connection, Dialect, RootTransaction
@@ -73,6 +73,15 @@ class Server:
     savepoint_hides_end: bool = False
 
 
+class ServerQueues(NamedTuple):
+    """FIFO queues of waiters that a server keeps, and which a dead session leaves."""
+
+    #: the shortest wait in one, in seconds
+    shortest_wait: float
+    #: SQL of the sessions in them, as ``HeldKeys`` with ``name`` and ``kind``, where that doesn't list them
+    sessions: str | None = None
+
+
 class Backend:
     """One engine: what it can do, and how.
 
@@ -105,11 +114,8 @@ class Backend:
     writable_ctes: ClassVar[bool] = False
     #: at READ COMMITTED a locking search releases the locks of the rows that it skips
     releases_skipped_rows: ClassVar[bool] = True
-    #: the shortest wait in a FIFO queue of waiters that the server keeps, and which a dead session leaves, in seconds;
-    #: ``None`` without such queues
-    shortest_queue_wait: ClassVar[float | None] = None
-    #: SQL of the sessions in these queues, as ``HeldKeys`` with ``name`` and ``kind``, where that doesn't list them
-    waiter_queues: ClassVar[str | None] = None
+    #: the queues of waiters that the server keeps
+    server_queues: ClassVar[ServerQueues | None] = None
     #: sessions can be notified that a job was enqueued, if the server says so
     supports_listen: ClassVar[bool] = False
     #: a function that gets its longest wait as an argument keeps to it by itself
@@ -281,7 +287,7 @@ class Backend:
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
         """Wait for the head of the queue of a key.
 
-        Only called with a ``shortest_queue_wait``, in a short transaction. The server disconnects a session at the head
+        Only called with ``server_queues``, in a short transaction. The server disconnects a session at the head
         that sends nothing for ``IDLE`` seconds, so that a process that is stopped doesn't block the others.
 
         :param seconds: the longest wait.

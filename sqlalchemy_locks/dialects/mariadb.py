@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.engine import Connection
 from sqlalchemy.ext.compiler import compiles
 
-from sqlalchemy_locks.dialects.base import COMMITTED
+from sqlalchemy_locks.dialects.base import COMMITTED, ServerQueues
 from sqlalchemy_locks.dialects.findings import Finding
 from sqlalchemy_locks.dialects.mysql import KEY, NEWEST, MySQL, held_keys, lock_name
 from sqlalchemy_locks.sql.elements import HeldKeys
@@ -22,7 +22,8 @@ class MariaDB(MySQL):
     idle_limit = "idle_transaction_timeout"
     shortest_row_wait = 0
     # no table lists these locks: the server tells who has one, and the statements of others which one they wait for
-    waiter_queues = (
+    server_queues = ServerQueues(
+        1,
         f"SELECT queue.*, CAST({KEY} AS SIGNED) AS `key`, 'exclusive' AS mode, session.id AS session, NULL AS owner,"
         " session.user, session.host, session.command AS state, session.id = queue.head AS granted,"
         " IF(session.id = queue.head, NULL, TIMESTAMPADD(MICROSECOND, session.time_ms * -1000, UTC_TIMESTAMP(6)))"
@@ -32,7 +33,7 @@ class MariaDB(MySQL):
         " JOIN information_schema.processlist AS session ON session.id = queue.head"
         " OR session.state = 'User lock' AND session.db <=> DATABASE()"
         f" AND session.info REGEXP CONCAT('GET_LOCK.*sqlalchemy_locks[.]queue.* ', {KEY}, '[)]')"
-        " ORDER BY granted DESC, since"
+        " ORDER BY granted DESC, since",
     )
 
     def role_name(self, role: str) -> str:

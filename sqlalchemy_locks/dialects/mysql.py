@@ -19,6 +19,7 @@ from sqlalchemy_locks.dialects.base import (
     Backend,
     Meaning,
     Server,
+    ServerQueues,
     TransactionState,
     not_writable,
     set_level,
@@ -167,15 +168,15 @@ class MySQL(Backend):
     idle_limit: ClassVar[str] = "wait_timeout"
     #: the smallest innodb_lock_wait_timeout, in seconds
     shortest_row_wait: ClassVar[int] = 1
-    shortest_queue_wait = 1
-    waiter_queues = (
+    server_queues = ServerQueues(
+        1,
         f"SELECT queue.*, CAST({KEY} AS SIGNED) AS `key`, 'exclusive' AS mode, {_SESSION},"
         " CONCAT(NULLIF(IS_USED_LOCK(held.object_name), session.processlist_id)) AS waits_for"
         " FROM performance_schema.metadata_locks AS held"
         " STRAIGHT_JOIN performance_schema.threads AS session ON session.thread_id = held.owner_thread_id"
         f" STRAIGHT_JOIN {NEWEST} ON {KEY} = {_LAST} {_PROGRAM}"
         f" WHERE held.object_type = 'USER LEVEL LOCK' AND held.object_name = {lock_name('queue', _LAST)}"
-        " ORDER BY granted DESC, since"
+        " ORDER BY granted DESC, since",
     )
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:

@@ -22,6 +22,7 @@ from sqlalchemy_locks.dialects.base import (
     DriverTimeout,
     Meaning,
     Server,
+    ServerQueues,
     T,
     TransactionState,
     not_writable,
@@ -113,7 +114,7 @@ class PostgreSQL(Backend):
     schemas = True
     partial_ready_index = True
     supports_listen = True
-    shortest_queue_wait: ClassVar[float | None] = 0
+    server_queues: ClassVar[ServerQueues | None] = ServerQueues(0)
     returning = True
     writable_ctes = True
     #: the setting that limits the waits of the statements after it, and its shortest useful value in seconds; the

@@ -32,7 +32,7 @@ _TIMED_OUT = ("Timed out waiting for Acquire Advisory Lock", "Timed out waiting 
 
 class YugabyteDB(PostgreSQL):
     name = "YugabyteDB"
-    shortest_queue_wait = None
+    server_queues = None
     functions_limit_waits = False
     wait_setting = "statement_timeout"
     #: below a second, a statement that waits for nobody could time out between regions

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sqlalchemy_locks._validation import timeout_seconds
-from sqlalchemy_locks.core.ended_transactions import lost_when_ended, was_ended
+from sqlalchemy_locks.core.ended_transactions import lost_when_ended, rolled_back_transactions
 from sqlalchemy_locks.core.operation import Execution, cluster_behind, prepare_commit
 from sqlalchemy_locks.core.transaction import (
     FAILED,
@@ -345,7 +345,7 @@ class ExclusiveBlock:
         """Commit the transaction, or roll it back for an error of the block."""
         short, session = held._short, held._session
         if error is not None:
-            ended = short.active and was_ended(short.connection)
+            ended = short.active and short.connection.get_transaction() in rolled_back_transactions
             try:
                 if session is not None:
                     # the error of a ROLLBACK, or of one to a savepoint, must not hide the block's

@@ -180,7 +180,7 @@ class SemaphoreWaiter:
         self._locks._emit(event, self._kind or "semaphore", self._permits, **details)
 
     def _wait(self) -> Grant:
-        ordered = self._backend.shortest_queue_wait is not None and not self._held
+        ordered = self._backend.server_queues is not None and not self._held
         # of the server's queues; semaphores of another schema or prefix have others
         keys = list(queue_keys(self._locks._installation, self._permits))
         grant = self._try(in_turn(self._request, keys) if ordered else self._request)
@@ -220,8 +220,8 @@ class SemaphoreWaiter:
         """As :meth:`_wait_for`, at the head of the server's queue; ``None`` where there is none, or no time for it."""
         (key,) = queue_keys(self._locks._installation, [name])
         backoff = Backoff(0.01)
-        shortest = self._backend.shortest_queue_wait
-        while shortest is not None and self._left() > shortest:
+        queues = self._backend.server_queues
+        while queues is not None and self._left() > queues.shortest_wait:
             try:
                 with ServerQueue(self._locks._engine, key, self._locks._after_begin.call) as queue:
                     return self._poll(name, queue) if queue.join(self._left()) else None
@@ -405,7 +405,7 @@ class ServerQueue:
         """
         backend, connection = self._transaction.backend, self._transaction.connection
         with translated(backend):
-            if backend.shortest_queue_wait is None or behind_pooler(connection):
+            if backend.server_queues is None or behind_pooler(connection):
                 return False
             self._joined = True
             return backend.join_queue(connection, self._key, min(_LONGEST_JOIN, timeout))

@@ -64,13 +64,14 @@ class _Holders(OperationImpl):
                 raise
             raise Unsupported(f"{HOLDERS_UNAVAILABLE} {why}") from error
         names = {key: (name, "lock") for key, name in execution.values.get("names", {}).items()}
-        if execution.backend.waiter_queues is not None and not self.of_keys:
-            engine, semaphore = execution.connection.engine, execution.context.tables.semaphore
-            moved = table(semaphore.name, schema=execution.schema_map.get(None))
+        queues, engine = execution.backend.server_queues, execution.connection.engine
+        if queues is not None and queues.sessions is not None and not self.of_keys:
+            moved = table(execution.context.tables.semaphore.name, schema=execution.schema_map.get(None))
             place = engine.dialect.identifier_preparer.format_table(moved).replace(":", "\\:")
-            queues = text(execution.backend.waiter_queues.format(semaphores=place, limit=_SEMAPHORES))
+            listing = text(queues.sessions.format(semaphores=place, limit=_SEMAPHORES))
+            beginning = {"queue_beginning": queue_beginning(installation(engine))}
             try:
-                sessions = execution.execute(queues, {"queue_beginning": queue_beginning(installation(engine))}).all()
+                sessions = execution.execute(listing, beginning).all()
             except (DBAPIError, NotInstalled) as error:
                 # who may read the keys may not be able to read semaphores
                 if isinstance(error, DBAPIError) and execution.backend.meaning(error) != "denied":
@@ -83,7 +84,7 @@ class _Holders(OperationImpl):
             sem = execution.context.tables.semaphore.c
             newest = select(sem.name, sem.on_demand).where(sem.capacity.is_not(None))
             named: Any = execution.execute(newest.order_by(sem.id.desc()).limit(_SEMAPHORES), {}).all()
-            of_queues = queue_keys(installation(execution.connection.engine), (name for name, _ in named))
+            of_queues = queue_keys(installation(engine), (name for name, _ in named))
             kinds = ((name, "lease" if on_demand else "semaphore") for name, on_demand in named)
             names = dict(zip(of_queues, kinds, strict=True))
         holders = _with_waiters(rows, names)

@@ -108,7 +108,7 @@ class AcquirePermits(base.SemaphoreImpl):
         """Return the semaphores that others queue for, unless this request was granted already."""
         backend, keys = execution.backend, execution.values["queue_keys"]
         # the first attempt of a retry may be about to be granted: a denial by the queue would hide that
-        if execution.is_retry or not keys or backend.shortest_queue_wait is None:
+        if execution.is_retry or not keys or backend.server_queues is None:
             return []
         queues = zip(execution.values["names"], keys, strict=True)
         occupied = [name for name, key in queues if not backend.queue_is_free(execution.connection, key)]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from sqlalchemy import Connection, Update, inspect, text
+from sqlalchemy import Update, inspect, text
 
 from sqlalchemy_locks.core.entities import entity_of
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, execute_in_session
@@ -66,7 +66,7 @@ class Guarded(SemaphoreImpl):
             )
         if execution.read_committed and request.ttl_seconds is not None:
             # a transaction of Locks, which restores the setting before it returns the connection
-            execution.connection.execution_options(locks_on_return=_restore_idle)
+            execution.connection.execution_options(locks_on_return=_RESTORE_IDLE)
             execution.execute(_LIMIT_IDLE, {"seconds": math.ceil(min(request.ttl_seconds, 31_536_000))})
         if execution.session is not None and self.mapper is not None:
             result: Any = execute_in_session(execution, self.update, {})
@@ -76,10 +76,6 @@ class Guarded(SemaphoreImpl):
 
     def route(self) -> dict[str, Any]:
         return {"clause": self.update} if self.mapper is None else {"mapper": self.mapper, "clause": self.update}
-
-
-def _restore_idle(connection: Connection) -> None:
-    connection.execute(_RESTORE_IDLE)
 
 
 @shaped(BOOL_ROW)
