@@ -37,7 +37,7 @@ class RunningJob:
         #: its id and claim
         self._pair = row[keys["internal_id"]], row[keys["claim"]]
         self._may_be_lost = may_be_lost
-        #: the database has said that another owner has it
+        #: it is this worker's no longer: another owner has it, the worker's row is gone, or it is being released
         self._disowned = False
         #: when its handler was called, by ``time.monotonic()``
         self._began_at = 0.0
