@@ -7,9 +7,9 @@ Guarantees: two transactions never hold a key exclusively at the same time, nor 
 ``try_*`` never waits, whatever other transactions have not committed yet; a lock ends with its transaction, its
 connection or its process, whichever ends first.
 
-- *PostgreSQL, YugabyteDB*: one call of a function that the migration installs (``advisory.py``).
+- *PostgreSQL, YugabyteDB*: one call of a function that the migration installs (``key_lock.py``).
 - *MySQL, MariaDB*: the key's row in a table (``innodb.py``), inserted on first use.
-- *SQLite*: every lock is the database's one write lock (``sqlite.py``).
+- *SQLite*: every lock is the database's one write lock (``write_lock.py``).
 """
 
 from sqlalchemy_locks.keys import key

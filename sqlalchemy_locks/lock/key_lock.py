@@ -1,7 +1,7 @@
 """``lock.exclusive``, ``shared``, ``try_exclusive``, ``try_shared``, ``unlock``, ``vacuum`` and ``create``.
 
 On PostgreSQL and YugabyteDB each is one call of a function that the migration installs. Other kinds of engines have
-files of their own: ``innodb.py``, ``sqlite.py``.
+files of their own: ``innodb.py``, ``write_lock.py``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, 
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
 from sqlalchemy_locks.errors import LockTimeout
 from sqlalchemy_locks.keys import as_key
-from sqlalchemy_locks.lock import innodb, sqlite
+from sqlalchemy_locks.lock import innodb, write_lock
 from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.sql.elements import LOCK_KEY, WAIT_MS, LockFunction
 from sqlalchemy_locks.values import Holder
@@ -84,7 +84,7 @@ class _AcquireLock(OperationImpl):
         if backend.key_rows:
             return innodb.acquire(execution, shared=mode.shared, tries=mode.tries)
         if backend.single_writer:
-            return sqlite.try_write_lock(execution) if mode.tries else sqlite.wait_for_write_lock(execution)
+            return write_lock.try_acquire(execution) if mode.tries else write_lock.acquire(execution)
         statement = self.statement(execution.context)
         assert statement is not None
         values = {**execution.values, WAIT_MS.key: milliseconds(execution.wait)}

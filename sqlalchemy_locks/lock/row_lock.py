@@ -16,7 +16,7 @@ from sqlalchemy.sql.selectable import TypedReturnsRows
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, execute_in_session
 from sqlalchemy_locks.dialects.base import not_writable
 from sqlalchemy_locks.errors import UnknownRow
-from sqlalchemy_locks.lock.sqlite import wait_for_write_lock
+from sqlalchemy_locks.lock import write_lock
 from sqlalchemy_locks.sql.elements import Writable
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class _Row(OperationImpl):
     def run(self, execution: Execution) -> Any:
         statement: Any = self.statement(execution.context)
         if statement is None:
-            wait_for_write_lock(execution, self.tables[0])
+            write_lock.acquire(execution, self.tables[0])
             statement = self._select_row(execution.context)
         # twice: a row that was deleted and inserted again during the wait is missed by PostgreSQL
         for _ in range(2):

@@ -1,7 +1,7 @@
 """What ``Locks`` reads while a request waits: whether there is room, and whether a grant is still held.
 
 These read without locks: a waiter must not delay a release, nor leave dead rows behind by the hundred. They only tell
-when an attempt is worthwhile; whether there is room is decided by :func:`acquire`.
+when an attempt is worthwhile; whether there is room is decided by ``acquire.py``.
 """
 
 from __future__ import annotations

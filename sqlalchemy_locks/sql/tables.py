@@ -1,8 +1,9 @@
 """The tables.
 
 Engines with schemas (PostgreSQL, YugabyteDB) keep them in the schema ``lock``, which the execution option
-``schema_translate_map`` moves; the others put a prefix before each name, by the option ``locks_prefix``. Alembic's
-steps never read this module: a test holds the two equal.
+``schema_translate_map`` moves; the others put a prefix before each name, by the option ``locks_prefix``.
+``BuildContext`` in ``core/operation.py`` applies both, and ``alembic/options.py`` at installation. Alembic's steps
+never read this module: a test holds the two equal.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from sqlalchemy_locks.core.operation import Execution, write_nothing
 from sqlalchemy_locks.errors import LockTimeout
 
 
-def try_write_lock(execution: Execution) -> bool:
+def try_acquire(execution: Execution) -> bool:
     """Acquire the write lock if it is free; return whether it is held."""
     try:
         with execution.backend.bounded(execution.connection, 0):
@@ -19,7 +19,7 @@ def try_write_lock(execution: Execution) -> bool:
     return True
 
 
-def wait_for_write_lock(execution: Execution, table: Table | None = None) -> None:
+def acquire(execution: Execution, table: Table | None = None) -> None:
     """Acquire the write lock, waiting for it.
 
     :param table: the table for the write that takes it; by default one of this library's.
