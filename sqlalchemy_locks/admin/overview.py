@@ -125,18 +125,39 @@ def ages(locks: Locks) -> Part:
     return Part(rows, {"holders": counted}, ["holders"] if counted == COUNT_LIMIT else ())
 
 
-def queues(locks: Locks, queue: Queue[Any] | None = None) -> Rows:
-    """Return every queue of the shipped table, or of the app's, with exact counts, as ``Queue.stats`` does."""
-    rows: list[Any] = locks.run((queue or Queue()).stats(stalled_after=STALLED_AFTER))
+def queues(locks: Locks) -> Rows:
+    """Return every queue with exact counts, as ``Queue.stats`` does."""
+    rows: list[Any] = locks.run(Queue().stats(stalled_after=STALLED_AFTER))
     return [{**dict(row._mapping), "oldest": utc(row.oldest)} for row in rows]
 
 
 def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
-    """Return the queues with their jobs by state, those with late jobs first."""
-    rows = queues(locks, queue)
-    rows.sort(key=lambda row: (row["oldest"] is None, row["oldest"] or 0, row["queue_id"]))
+    """Return the queues with their jobs by state, those with late jobs first.
+
+    Where there are many queues, fewer of the jobs that wait in each are counted: those that are captured next. Each
+    row's ``at_least`` has the names of those counts that may be greater.
+    """
+    jobs = None if queue is None else queue._jobs
+    limited: Any = locks.run(activity.limited_stats(COUNT_LIMIT, STALLED_AFTER, jobs))
+    rows: dict[str, dict[str, Any]] = {row.queue_id: {**row._mapping, "at_least": []} for row in limited}
+    names: list[str] = locks.run(activity.queue_names(COUNT_LIMIT, jobs))
+    each = min(COUNT_LIMIT, 20 * COUNT_LIMIT // max(len(names), 1))
+    for start in range(0, len(names), activity.HEADS):
+        heads: Any = locks.run(activity.heads(names[start : start + activity.HEADS], each, jobs))
+        for head in heads:
+            if waiting := head.waiting + head.scheduled:
+                name = names[start + head.place]
+                row = rows.setdefault(name, {"queue_id": name, **head._mapping, "at_least": []})
+                row |= {"waiting": head.waiting, "scheduled": head.scheduled, "oldest": utc(head.oldest)}
+                row["at_least"] += ["waiting", "scheduled"] if waiting == each else []
     states = ("waiting", "scheduled", "running", "dead", "stalled")
-    return Part(rows, {"queues": len(rows), **{state: sum(row[state] for row in rows) for state in states}})
+    counts = {state: sum(row[state] for row in rows.values()) for state in states}
+    reached = [state for state in ("running", "dead") if counts[state] >= COUNT_LIMIT]
+    for row in rows.values():
+        row["at_least"] += reached + ["stalled"] * ("running" in reached)
+    ordered = sorted(rows.values(), key=lambda row: (row["oldest"] is None, row["oldest"] or 0, row["queue_id"]))
+    at_least = {state for row in ordered for state in row["at_least"]}
+    return Part(ordered, {"queues": len(rows), **counts}, at_least)
 
 
 def dead(locks: Locks, limit: int, queue: Queue[Any] | None = None) -> Part:
@@ -154,9 +175,9 @@ def workers(locks: Locks, queue: Queue[Any] | None = None) -> Part:
     if queue is not None and queue._jobs.workers is None:
         return Part([], {"workers": 0, "silent": 0})
     rows = _dicts(locks.run(activity.workers(COUNT_LIMIT, COUNT_LIMIT, queue._jobs if queue else None)))
-    more = sum(row["running"] for row in rows) >= COUNT_LIMIT
+    at_least = ["running"] if sum(row["running"] for row in rows) >= COUNT_LIMIT else []
     for row in rows:
-        row["more"], row["silent"] = more, max(0, row["silent"])
+        row["at_least"], row["silent"] = at_least, max(0, row["silent"])
         row["alive"] = row["silent"] < STALLED_AFTER
     silent = sum(not row["alive"] for row in rows)
     return Part(rows, {"workers": len(rows), "silent": silent}, ["workers"] if len(rows) == COUNT_LIMIT else ())

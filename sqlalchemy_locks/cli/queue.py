@@ -10,7 +10,7 @@ from sqlalchemy_locks._validation import format_duration
 from sqlalchemy_locks.admin import overview
 from sqlalchemy_locks.cli.base import EXIT_NEGATIVE, database_command, duration
 from sqlalchemy_locks.cli.connect import Database
-from sqlalchemy_locks.cli.render import Screen, counted, number, plain, second, table
+from sqlalchemy_locks.cli.render import Screen, counted, counted_up_to, plain, second, table
 from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.queue import activity
@@ -183,7 +183,7 @@ def queue_table(rows: list[dict[str, Any]]) -> Any:
     states = ("Waiting", "Scheduled", "Running", "Stalled", "Dead")
     grid = table("Queue", *states, "Oldest waits since (UTC)", right=states, whole=("Oldest waits since (UTC)",))
     for row in rows:
-        cells = [number(row[state.lower()]) for state in states]
+        cells = [counted_up_to(row, state.lower()) for state in states]
         for cell, state, style in ((cells[3], "stalled", "yellow"), (cells[4], "dead", "red")):
             if row[state]:
                 cell.stylize(style)
@@ -200,7 +200,7 @@ def worker_table(rows: list[dict[str, Any]]) -> Any:
     grid = table("Worker", *numbers, right=numbers)
     for row in rows:
         heartbeat = plain(f"{format_duration(row['silent'])} ago", "" if row["alive"] else "yellow")
-        running = plain(f"{row['running']:,}{'+' if row['more'] else ''}")
+        running = counted_up_to(row, "running")
         grid.add_row(plain(row["host"]), running, heartbeat, plain(f"{format_duration(row['age'])} ago"))
     return grid
 

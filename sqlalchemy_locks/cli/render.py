@@ -72,6 +72,11 @@ def number(value: Any) -> Text:
     return Text("–" if value is None else f"{value:,}")
 
 
+def counted_up_to(row: Mapping[str, Any], name: str) -> Text:
+    """Return a count of a row, with a + where counting stopped."""
+    return number(row[name]).append("+" if name in row.get("at_least", ()) else "")
+
+
 def second(instant: datetime | None) -> Text:
     """Return an instant in UTC, to the second."""
     return plain(None if instant is None else f"{instant:%Y-%m-%d %H:%M:%S}")

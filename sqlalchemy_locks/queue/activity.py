@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -26,7 +28,7 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
 from sqlalchemy_locks.core.operation import BuildContext, RowsOperation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
-from sqlalchemy_locks.queue.jobs import QUEUE_NAME, JobOperation, Jobs
+from sqlalchemy_locks.queue.jobs import ORDER, QUEUE_NAME, JobOperation, Jobs
 from sqlalchemy_locks.sql.clock import UTC, Elapsed, Instant, SecondsAgo, StatementStart
 from sqlalchemy_locks.sql.elements import force_index
 
@@ -35,6 +37,9 @@ _STATES = ("waiting", "scheduled", "running", "dead", "stalled")
 #: seconds, as a literal: the expressions in SELECT and GROUP BY must be the same
 _MINUTE: Any = literal_column("60", Integer())
 _DEAD = ("external_id", "queue_id", "attempts", "max_attempts", "error")
+#: how many queues one statement counts, and the parameters that name them
+HEADS = 50
+_HEADS = tuple(f"locks_queue_{number}" for number in range(HEADS))
 _LIMIT, _COUNTED = (bindparam(name, type_=Integer()) for name in ("locks_limit", "locks_counted"))
 
 
@@ -44,17 +49,11 @@ class Stats(JobOperation):
     writes = False
 
     def build(self, context: BuildContext) -> Executable | None:
-        at, ours = self.jobs.at(context), self.jobs.class_condition()
-        waiting = _by_itself(context, _waiting(context, at).where(*ours)).subquery("waits")
-        now, first = StatementStart(), func.min(waiting.c.run_at, type_=Instant())
-        due = func.count(case((waiting.c.run_at <= now, ONE)))
-        waits = _columns(waiting=due, scheduled=func.count() - due, oldest=case((first <= now, first)))
-        dead = select(at.queue_id.label("queue_id")).where(at.failed_at.is_not(None), *ours)
-        died = _by_itself(context, dead).subquery("died")
+        at = self.jobs.at(context)
         parts = union_all(
-            select(waiting.c.queue_id, *waits).group_by(waiting.c.queue_id),
+            *self._waiting(context, at),
             self._running(context, at),
-            select(died.c.queue_id, *_columns(dead=func.count())).group_by(died.c.queue_id),
+            self._dead(context, at),
             *(select(name, *_columns(paused=ONE)) for name in self.jobs.paused_names(context)),
         ).subquery("parts")
         totals = [cast(func.sum(parts.c[name]), Integer()).label(name) for name in _STATES]
@@ -62,10 +61,22 @@ class Stats(JobOperation):
         paused = (func.max(parts.c.paused) == ONE).label("paused")
         return select(parts.c.queue_id, *totals, oldest, paused).group_by(parts.c.queue_id).order_by(parts.c.queue_id)
 
+    def _waiting(self, context: BuildContext, at: RoleColumns) -> list[Any]:
+        waiting = self._counted(context, _waiting_jobs(context, at).where(*self.jobs.class_condition())).subquery(
+            "waits"
+        )
+        return [select(waiting.c.queue_id, *_waits(waiting.c.run_at)).group_by(waiting.c.queue_id)]
+
+    def _dead(self, context: BuildContext, at: RoleColumns) -> Any:
+        dead = select(at.queue_id.label("queue_id")).where(at.failed_at.is_not(None), *self.jobs.class_condition())
+        died = self._counted(context, dead, at.failed_at.desc()).subquery("died")
+        return select(died.c.queue_id, *_columns(dead=func.count())).group_by(died.c.queue_id)
+
     def _running(self, context: BuildContext, at: RoleColumns) -> Any:
         """Count running jobs, and those whose worker is silent, or has no row and captured them as long ago."""
         columns = [at.queue_id.label("queue_id"), at.started_at.label("at"), at.processing_host.label("host")]
-        runs: Any = _by_itself(context, select(*columns).where(*self.jobs.running(at))).subquery("runs")
+        running = select(*columns).where(*self.jobs.running(at))
+        runs: Any = self._counted(context, running, at.started_at).subquery("runs")
         last, jobs = runs.c.at, runs
         if self.jobs.workers is not None:
             workers = self.jobs.workers.columns(context)
@@ -73,6 +84,56 @@ class Stats(JobOperation):
             jobs = runs.outerjoin(workers.table, workers["host"] == runs.c.host)
         counts = _columns(running=func.count(), stalled=func.count(case((last < _SINCE, ONE))))
         return select(runs.c.queue_id, *counts).select_from(jobs).group_by(runs.c.queue_id)
+
+    def _counted(self, context: BuildContext, jobs: Any, *order: Any) -> Any:
+        """Return which of the jobs are counted: all."""
+        # SQLite would scan all jobs in the order of the GROUP BY, and evaluates a query with a limit by itself
+        return jobs.limit(1_000_000_000) if context.backend.single_writer else jobs
+
+
+class LimitedStats(Stats):
+    """Counts likewise, but up to ``locks_counted`` running jobs, the longest running first, and dead ones, the last
+    ones first; and none that wait, which :class:`Heads` counts.
+    """
+
+    def _waiting(self, context: BuildContext, at: RoleColumns) -> list[Any]:
+        return []
+
+    def _counted(self, context: BuildContext, jobs: Any, *order: Any) -> Any:
+        return jobs.order_by(*order).limit(_COUNTED)
+
+
+class QueueNames(JobOperation):
+    """Reads the names of queues, by one look into the index of waiting jobs for each."""
+
+    writes = False
+
+    def build(self, context: BuildContext) -> Executable | None:
+        at = self.jobs.at(context)
+        if not context.backend.partial_ready_index:
+            distinct: Executable = _names(at).limit(_LIMIT)
+            return distinct
+        waiting = at.started_at.is_(None)
+        names: Any = select(func.min(at.queue_id).label("queue_id")).where(waiting).cte("names", recursive=True)
+        following = select(func.min(at.queue_id)).where(waiting, at.queue_id > names.c.queue_id).correlate(names)
+        names = names.union_all(select(following.scalar_subquery()).where(names.c.queue_id.is_not(None)))
+        return select(names.c.queue_id).where(names.c.queue_id.is_not(None)).limit(_LIMIT)
+
+
+class Heads(JobOperation):
+    """Counts up to ``locks_counted`` waiting jobs in each of so many queues: those that are captured next."""
+
+    writes = False
+
+    def build(self, context: BuildContext) -> Executable | None:
+        at, counts = self.jobs.at(context), []
+        waiting = (at.started_at.is_(None), *self.jobs.class_condition())
+        for place, name in enumerate(_HEADS):
+            in_queue = at.queue_id == bindparam(name, type_=at.queue_id.type)
+            jobs = select(at.run_at.label("run_at")).where(in_queue, *waiting)
+            head = jobs.order_by(*(at[role] for role in ORDER)).limit(_COUNTED).subquery()
+            counts.append(select(literal_column(str(place), Integer()).label("place"), *_waits(head.c.run_at)))
+        return union_all(*counts)
 
 
 class Completed(JobOperation):
@@ -127,20 +188,26 @@ class Workers(JobOperation):
         return rows.order_by(workers["heartbeat_at"], workers["host"]).limit(_LIMIT)
 
 
-def _waiting(context: BuildContext, at: RoleColumns) -> Any:
+def _waiting_jobs(context: BuildContext, at: RoleColumns) -> Any:
     """Select the waiting jobs, from the index that starts with the queue."""
     waiting = at.started_at.is_(None)
     columns = at.queue_id.label("queue_id"), at.run_at.label("run_at")
     if context.backend.partial_ready_index:
         return select(*columns).where(waiting)
     # there is no index that only waiting jobs are in: find the queues first, then the part of the index of each
-    names = select(at.queue_id.label("queue_id")).distinct().subquery("names")
+    names = _names(at).subquery("names")
     return select(*columns).select_from(names.join(at.table, and_(at.queue_id == names.c.queue_id, waiting)))
 
 
-def _by_itself(context: BuildContext, query: Any) -> Any:
-    """Have SQLite evaluate a subquery by itself: it would scan all jobs in the order of the GROUP BY."""
-    return query.limit(1_000_000_000) if context.backend.single_writer else query
+def _names(at: RoleColumns) -> Any:
+    return select(at.queue_id.label("queue_id")).distinct()
+
+
+def _waits(run_at: Any) -> list[Any]:
+    """Return the columns of waiting jobs by when they are due."""
+    now, first = StatementStart(), func.min(run_at, type_=Instant())
+    due = func.count(case((run_at <= now, ONE)))
+    return _columns(waiting=due, scheduled=func.count() - due, oldest=case((first <= now, first)))
 
 
 def _columns(**counts: Any) -> list[Any]:
@@ -165,8 +232,30 @@ def completed(within: float, limit: int) -> RowsOperation[Any]:
 
 
 @lru_cache(maxsize=64)
-def _of(kind: type[DeadJobs | Workers], jobs: Jobs | None) -> JobOperation:
+def _of(kind: type[JobOperation], jobs: Jobs | None) -> JobOperation:
     return kind(jobs or Jobs(), f"Queue.{kind.__name__}")
+
+
+def limited_stats(counted: int, stalled_after: float, jobs: Jobs | None = None) -> RowsOperation[Any]:
+    """Count the jobs that run and those that are dead, as ``Queue.stats`` does, up to a number of each.
+
+    :param jobs: in a table of the app's own.
+    """
+    return RowsOperation(_of(LimitedStats, jobs), {"locks_older": stalled_after, "locks_counted": counted})
+
+
+def queue_names(limit: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
+    """Return the names of queues: of all that have waiting jobs, and of others. :param jobs: as above."""
+    return RowsOperation(_of(QueueNames, jobs), {"locks_limit": limit})
+
+
+def heads(queues: Sequence[str], counted: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
+    """Count the waiting jobs in each of at most ``HEADS`` queues, up to a number in each: those captured next.
+
+    :return: rows of ``place`` in ``queues``, ``waiting``, ``scheduled``, ``oldest``. :param jobs: as above.
+    """
+    names = dict(itertools.zip_longest(_HEADS, queues))
+    return RowsOperation(_of(Heads, jobs), {**names, "locks_counted": counted})
 
 
 def dead(limit: int, queue: str | None = None, jobs: Jobs | None = None) -> RowsOperation[Any]:

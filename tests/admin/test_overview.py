@@ -114,12 +114,25 @@ def test_holders_of_a_crowded_semaphore_are_limited(engine: Engine) -> None:
     assert rows_read(engine, lambda: read(locks)) < ROWS["held"] // 2
 
 
-@pytest.mark.parametrize("read", [overview.ages, overview.completed])
-def test_counts_stop_at_the_limit(engine: Engine, read: Callable[[sl.Locks], overview.Part]) -> None:
+@pytest.mark.parametrize(
+    ("read", "times"),
+    # of 9,000 completed jobs, and of 10,000 that wait in 76 queues, 400 that run and 600 that are dead
+    [(overview.ages, 20), (overview.completed, 20), (overview.queue_counts, 50)],
+)
+def test_counts_stop_at_the_limit(engine: Engine, read: Callable[[sl.Locks], overview.Part], times: int) -> None:
     locks = sl.Locks(engine)
     read(locks)
-    # of 9,000 completed jobs
-    assert rows_read(engine, lambda: read(locks)) < 20 * LIMIT
+    assert rows_read(engine, lambda: read(locks)) < times * LIMIT
+
+
+def test_counts_say_that_they_stopped(engine: Engine) -> None:
+    part = overview.queue_counts(sl.Locks(engine))
+    assert part.at_least == {"waiting", "scheduled", "running", "stalled", "dead"}
+    assert (part.counts["queues"], part.counts["running"], part.counts["dead"]) == (76, LIMIT, LIMIT)
+    each = 20 * LIMIT // 76
+    for row in part.rows or ():
+        stopped = {"waiting", "scheduled"} <= {*row["at_least"]}
+        assert stopped == (row["waiting"] + row["scheduled"] == each)
 
 
 def test_counts_below_the_limit_are_exact(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,7 +256,7 @@ def _queues(locks: Locks, now: datetime, completed: Section, own: Mapping[str, O
     queues = {(row["own"], row["queue_id"]): dict(row) for row in section.rows}
     none: dict[str, Any] = dict.fromkeys(("waiting", "scheduled", "running", "stalled", "dead"), 0)
     for name in jobs:
-        queues.setdefault((None, name), {"queue_id": name, "own": None, "paused": False, **none})
+        queues.setdefault((None, name), {"queue_id": name, "own": None, "paused": False, "at_least": (), **none})
     for row in queues.values():
         row["late"] = _age(row.get("oldest"), now)
         # an app's own table may have no index to count them by
