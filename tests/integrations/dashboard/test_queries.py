@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 
 import pytest
-from sqlalchemy import Engine, create_engine, insert, update
+from sqlalchemy import Engine, create_engine, update
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.admin import overview
@@ -188,18 +188,3 @@ def test_every_part_is_on_the_page(kind: str, door: str, door_to: MakeDoor, sema
     alone = page.text(f"/?of={name}")
     assert "web-1.example.org" in alone
     assert "All semaphores" in alone
-
-
-def test_many_semaphores_are_limited(servers: Servers) -> None:
-    """Of too many semaphores the fullest are shown, and the rest counted."""
-    url = servers.fresh("sqlite", "pysqlite")
-    install(url)
-    with connected(url) as engine:
-        locks = sl.Locks(engine)
-        table = build_context(engine.dialect, {}).tables.semaphore
-        with engine.begin() as connection:
-            connection.execute(insert(table), [{"name": f"s{number:03}", "capacity": 1} for number in range(120)])
-        assert locks.acquire({"s117": 1})
-        section = queries.read_all(locks).semaphores
-        assert (len(section.rows), section.more) == (queries.SEMAPHORES, 70)
-        assert [row["used"] for row in section.rows if row["name"] == "s117"] == [1]
