@@ -15,7 +15,6 @@ from sqlalchemy.engine import Connection
 from sqlalchemy_locks.alembic import steps
 from sqlalchemy_locks.alembic.options import Options
 from sqlalchemy_locks.alembic.script import InstallPlace
-from sqlalchemy_locks.dialects.yugabytedb import NO_ADVISORY_LOCKS
 from sqlalchemy_locks.sql.tables import tables as sql_tables
 
 _FUNCTIONS = sa.text(
@@ -59,8 +58,9 @@ def check(connection: Connection, *, schema: str = "lock", prefix: str = "lock_"
     sentences += _check_tables(connection, place, loaded, view=variant == "advisory")
     if variant is not None:
         sentences += _check_functions(connection, place, loaded, variant)
-    if variant == "advisory" and not place.backend.ask_server(connection).advisory_locks:
-        sentences.append(f"the functions refuse every lock: {NO_ADVISORY_LOCKS}")
+    why = place.backend.ask_server(connection).no_advisory_locks if variant == "advisory" else None
+    if why is not None:
+        sentences.append(f"the functions refuse every lock: {why}")
     return sentences
 
 

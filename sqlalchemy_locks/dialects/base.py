@@ -54,8 +54,10 @@ class Server:
 
     #: the version of YugabyteDB, to which a URL of PostgreSQL may lead
     yugabytedb: str | None = None
-    #: advisory locks exclude every session of the database
-    advisory_locks: bool = True
+    #: why advisory locks don't exclude every session of the database, if they don't
+    no_advisory_locks: str | None = None
+    #: it lists the holders of row locks, or of advisory locks, and their waiters
+    lists_holders: bool = True
     #: sessions that listen are notified
     notifies: bool = True
     #: a pooler such as PgBouncer is in between, which may give each transaction another session of the server

@@ -22,7 +22,6 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy_locks._forks import shares_one_connection
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import Family
-from sqlalchemy_locks.dialects.yugabytedb import NO_ADVISORY_LOCKS
 from sqlalchemy_locks.errors import NotWritable, Unsupported
 from sqlalchemy_locks.keys import key
 
@@ -78,8 +77,8 @@ def migration_lock_on(connection: Connection, name: str) -> MigrationLock | None
                 f"a migration lock is held on one node of {server.cluster} only: let one process migrate, or set the "
                 "engine's execution option locks_one_node=True if all processes connect to one node"
             )
-    if not server.advisory_locks:
-        raise Unsupported(f"{NO_ADVISORY_LOCKS}, or let one process migrate")
+    if server.no_advisory_locks is not None:
+        raise Unsupported(f"{server.no_advisory_locks}, or let one process migrate")
     return _KINDS[backend.family](connection, name)
 
 

@@ -66,6 +66,10 @@ _CITUS = (
     "Citus with metadata on its workers takes locks on every node, and an advisory lock is one node's own, so that two "
     f"nodes grant it: {_ONE_NODE}, that of the coordinator"
 )
+_NO_ADVISORY_LOCKS = (
+    "YugabyteDB has no advisory locks without yb_enable_advisory_locks (from 2025.1 on), and may pretend to have them "
+    "with yb_silence_advisory_locks_not_supported_error: turn the first on and the second off"
+)
 _LIMITLESS = (
     "Aurora PostgreSQL Limitless Database has several routers, one of which each connection gets, and an advisory lock "
     "is one router's own, so that two routers grant it: use Aurora PostgreSQL with a writer instance, or Redis"
@@ -254,7 +258,8 @@ class PostgreSQL(Backend):
             several_nodes = _CITUS if _at_once(connection, _CITUS_WORKERS).scalar() else None
         return Server(
             yugabytedb=None if yugabytedb is None else yugabytedb[1],
-            advisory_locks=yugabytedb is None or row.advisory_locks,
+            no_advisory_locks=None if yugabytedb is None or row.advisory_locks else _NO_ADVISORY_LOCKS,
+            lists_holders=yugabytedb is None,
             notifies=yugabytedb is None or row.notifies,
             pooled=pid != row.pid,
             begins_read_committed=row.level == _READ_COMMITTED,

@@ -22,10 +22,6 @@ from sqlalchemy_locks.dialects.findings import Finding
 from sqlalchemy_locks.dialects.postgresql import PostgreSQL
 from sqlalchemy_locks.errors import LockError, LockTimeout
 
-NO_ADVISORY_LOCKS = (
-    "YugabyteDB has no advisory locks without yb_enable_advisory_locks (from 2025.1 on), and may pretend to have them "
-    "with yb_silence_advisory_locks_not_supported_error: turn the first on and the second off"
-)
 #: what it says of a wait for an advisory lock that has ended, sometimes
 _TIMED_OUT = ("Timed out waiting for Acquire Advisory Lock", "Timed out waiting kResponseSent")
 

@@ -46,8 +46,10 @@ class _Holders(OperationImpl):
         return HeldKeys(context.tables.locked_keys, self.of_keys)
 
     def run(self, execution: Execution) -> Any:
-        if execution.server.yugabytedb is not None:
-            raise Unsupported(f"{HOLDERS_UNAVAILABLE} on YugabyteDB, where no table of the server lists them")
+        if not execution.server.lists_holders:
+            raise Unsupported(
+                f"{HOLDERS_UNAVAILABLE} on {execution.backend.name}, where no table of the server lists them"
+            )
         try:
             statement = self.statement(execution.context)
             assert statement is not None

@@ -18,7 +18,6 @@ from sqlalchemy.sql import Executable
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl, behind_pooler
 from sqlalchemy_locks.core.typing import BOOL_ROW, NONE_ROW, shaped
 from sqlalchemy_locks.dialects.base import not_writable
-from sqlalchemy_locks.dialects.yugabytedb import NO_ADVISORY_LOCKS
 from sqlalchemy_locks.errors import LockTimeout, Unsupported
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.sql.elements import LOCK_KEY, ReleaseSessionLocks, SessionLock, SessionUnlock
@@ -40,8 +39,8 @@ class _SessionOperation(OperationImpl):
                 f"{self.name} belongs to a connection, and a session returns its own at each commit, "
                 "still locked: execute it on a Connection, or on a session bound to one"
             )
-        if not execution.server.advisory_locks:
-            raise Unsupported(f"{self.name} is an advisory lock, and {NO_ADVISORY_LOCKS}, or use lock.exclusive")
+        if (why := execution.server.no_advisory_locks) is not None:
+            raise Unsupported(f"{self.name} is an advisory lock, and {why}, or use lock.exclusive")
         if behind_pooler(execution.connection):
             raise Unsupported(
                 f"{self.name} locks a session of the server, and a pooler such as PgBouncer is in between, which may "
