@@ -1,7 +1,8 @@
-"""Transactions that InnoDB has rolled back for an error, and the app's code that passes over it.
+"""Transactions that a server has ended for an error, and the app's code that passes over it.
 
-A deadlock, a full lock table or a conflict with another node of a cluster ends the whole transaction. The server then
-goes on in another one, without the locks and without a word: what follows would be committed by the app's COMMIT.
+On InnoDB a deadlock, a full lock table or a conflict with another node of a cluster ends the whole transaction. The
+server then goes on in another one, without the locks and without a word: what follows would be committed by the app's
+COMMIT. PostgreSQL refuses all that follows, but asyncpg doesn't tell that the transaction has failed.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from sqlalchemy_locks.errors import LockLost, Unsupported
 
 #: transactions that the server has rolled back, to go on in another one, where its driver doesn't know
 rolled_back_transactions: WeakSet[RootTransaction] = WeakSet()
+#: transactions of blocks that the server has failed, where its driver doesn't know
+failed_transactions: WeakSet[RootTransaction] = WeakSet()
 #: transactions in which operations took effect, and the error's text for the statement that ends one; ``None``: only
 #: its COMMIT raises
 _with_locks: WeakKeyDictionary[RootTransaction, str | None] = WeakKeyDictionary()
@@ -40,6 +43,17 @@ def note_end(backend: Backend, context: ExceptionContext) -> LockLost | None:
         event.listen(connection, "commit", _refuse_commit)
     why = _with_locks.get(transaction)
     return None if why is None else LockLost(why)
+
+
+def note_failure(context: ExceptionContext) -> None:
+    """Note that an error has failed the transaction of a block, outside of a savepoint, where asyncpg has raised it."""
+    connection, error = context.connection, context.original_exception
+    # only the server's errors have it: what asyncpg refuses to send fails nothing
+    answered = getattr(error.__cause__, "severity", None) is not None
+    if connection is not None and answered and not connection.in_nested_transaction():
+        transaction = connection.get_transaction()
+        if transaction is not None and transaction in _with_locks:
+            failed_transactions.add(transaction)
 
 
 def _refuse_commit(connection: Connection) -> None:

@@ -49,6 +49,7 @@ from sqlalchemy_locks.core.ended_transactions import (
     forbid_savepoints,
     lost_when_ended,
     note_end,
+    note_failure,
     rolled_back_transactions,
 )
 from sqlalchemy_locks.dialects import Backend, Server, backend_for
@@ -106,6 +107,8 @@ def engine_state(connection: Connection) -> EngineState:
         engine_states[connection.dialect] = state
         if state.backend.marker_is_savepoint:
             event.listen(connection.dialect, "handle_error", partial(note_end, state.backend), retval=True)
+        elif connection.dialect.is_async and state.backend.schemas:
+            event.listen(connection.dialect, "handle_error", note_failure)
     several_nodes = state.server.several_nodes
     if several_nodes is not None and not connection.get_execution_options().get("locks_one_node"):
         raise Unsupported(several_nodes)

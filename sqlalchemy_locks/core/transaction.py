@@ -25,7 +25,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from sqlalchemy_locks._validation import seconds
 from sqlalchemy_locks.core.backoff import Backoff
 from sqlalchemy_locks.core.cancellation import shielded
-from sqlalchemy_locks.core.ended_transactions import rolled_back_transactions
+from sqlalchemy_locks.core.ended_transactions import failed_transactions, rolled_back_transactions
 from sqlalchemy_locks.core.operation import (
     Execution,
     Operation,
@@ -241,9 +241,9 @@ class ShortTransaction:
             self._seen_open = state != "ended"
             # inside begin_nested() an error costs only what was done there; another thread may end it meanwhile
             nested = self.connection.in_nested_transaction()
-            if self.backend.transaction_state(self.connection) == "failed" and not (
-                nested or self.connection.in_nested_transaction()
-            ):
+            failed = self.backend.transaction_state(self.connection) == "failed"
+            failed = failed or self.connection.get_transaction() in failed_transactions
+            if failed and not (nested or self.connection.in_nested_transaction()):
                 return FAILED
         return None
 

@@ -71,8 +71,7 @@ def test_lock_is_lost_immediately(servers: Any, rows: Engine, name: str, driver:
             with pytest.raises(DBAPIError):
                 held.session.execute(insert(1))
             assert free(rows, key)
-            if driver != "asyncpg":  # which tells at the next statement
-                assert later(lambda: held.lost).result(PATIENCE)  # as another thread sees it
+            assert later(lambda: held.lost).result(PATIENCE)  # as another thread sees it
             with pytest.raises(sl.LockLost, match=NOTHING):
                 held.check()
             with pytest.raises(sl.LockLost, match=NOTHING):
