@@ -331,24 +331,16 @@ class ShortTransaction:
             if why is not None:
                 raise LockLost(why)
             try:
-                # where COMMIT can wait for readers
-                with self.backend.committing(self.connection, wait) if self.backend.single_writer else nullcontext():
-                    self.transaction.commit()
-            except BaseException as error:
-                unsure = _is_unsure(error, self.backend)
-                if not _has_died(error):
-                    roll_back(self.connection)
-                if not unsure:
-                    if isinstance(error, DBAPIError) and self.backend.is_conflict(error):
-                        raise LockLost(FAILED) from error
-                    with translated(self.backend):
-                        raise
-                if not self.used:
+                _commit(self.connection, self.backend, wait)
+            except OutcomeUnknown as error:
+                if self.used:
+                    raise
+                raise LockLost(FAILED) from error.__cause__
+            except DBAPIError as error:
+                if self.backend.is_conflict(error):
                     raise LockLost(FAILED) from error
-                raise OutcomeUnknown(
-                    "the connection died during COMMIT, or its server lost the majority of its cluster: what was done "
-                    "is committed, or it is not"
-                ) from error
+                with translated(self.backend):
+                    raise
         except BaseException as error:
             self.abandon(error)
             raise
@@ -494,6 +486,7 @@ class Attempts:
             elif plain:
                 value = _run_in_plain_transaction(execution)
         except BaseException as error:
+            release_cursors(error)
             return_to_pool(connection, error)
             if in_autocommit and execution is not None and execution.sent and _is_unsure(error, execution.backend):
                 raise _reply_lost(execution) from error
@@ -657,40 +650,47 @@ def _run_in_plain_transaction(execution: Execution) -> Any:
     """Run an operation of one statement in a transaction at the app's own level, and commit it.
 
     :raises LockTimeout: when COMMIT had to wait beyond the deadline; it is rolled back.
-    :raises OutcomeUnknown: when the connection died after COMMIT was sent.
+    :raises OutcomeUnknown: when the connection died after the statement was sent, if that commits by itself, or COMMIT.
     """
     connection, backend = execution.connection, execution.backend
-    #: the statement commits by itself; what was sent last commits
-    commits = final = backend.autocommit(connection)
+    #: the app has set the driver to autocommit
+    commits_itself = backend.autocommit(connection)
     try:
         if not connection.in_transaction():
-            with translated(backend):
-                connection.begin()
+            connection.begin()
         value = execution.perform(unpack=True)
-        if connection.in_transaction():
-            try:
-                final, wait = True, _left(execution.deadline)
-                with backend.committing(connection, wait) if backend.single_writer else nullcontext():
-                    connection.commit()
-            except DBAPIError as error:
-                if not (commits and error.connection_invalidated):
-                    raise
-    except LockTimeout:
-        if final:
-            roll_back(connection)  # a failed COMMIT ends SQLAlchemy's transaction, and not the server's
-        raise
     except (DBAPIError, DriverTimeout) as error:
-        unsure = final and _is_unsure(error, backend)
-        if not _has_died(error):
-            roll_back(connection)
-        if unsure:
+        if commits_itself and execution.sent and _is_unsure(error, backend):
             raise _reply_lost(execution) from error
         with translated(backend):
             raise
-    except BaseException as error:
-        release_cursors(error)
-        raise
+    if connection.in_transaction():
+        # a statement that has committed by itself is answered: COMMIT ends SQLAlchemy's transaction only
+        with suppress(OutcomeUnknown) if commits_itself else nullcontext(), translated(backend):
+            _commit(connection, backend, _left(execution.deadline))
     return value
+
+
+def _commit(connection: Connection, backend: Backend, wait: float | None) -> None:
+    """Commit, or roll back and raise what COMMIT has raised.
+
+    :param wait: how long COMMIT may wait for others, in seconds, where it does; without it the app's own limit.
+    :raises LockTimeout: when that was not enough.
+    :raises OutcomeUnknown: when it may be committed nevertheless.
+    """
+    try:
+        # where COMMIT can wait for readers
+        with backend.committing(connection, wait) if backend.single_writer else nullcontext():
+            connection.commit()
+    except BaseException as error:
+        if not _has_died(error):
+            roll_back(connection)
+        if _is_unsure(error, backend):
+            raise OutcomeUnknown(
+                "the connection died during COMMIT, or its server lost the majority of its cluster: what was done is "
+                "committed, or it is not"
+            ) from error
+        raise
 
 
 def _has_died(error: BaseException) -> bool:
