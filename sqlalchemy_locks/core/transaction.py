@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from sqlalchemy import Engine, Select, Table, select
 from sqlalchemy.engine import Connection, RootTransaction
@@ -59,6 +59,9 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 T = TypeVar("T")
+#: how an operation is run: by a session of the app's, in a transaction at READ COMMITTED; in one without a session; as
+#: one statement in autocommit; or as one statement in a transaction at the app's own level
+_Way = Literal["session", "short transaction", "autocommit", "plain transaction"]
 
 RETRIES = 3
 #: options of a session that works in a block's transaction, whatever the options of its maker
@@ -462,56 +465,58 @@ class Attempts:
         :raises NotCommitted: when its transaction ended before COMMIT.
         :raises OutcomeUnknown: when the connection died after a statement was sent that commits.
         """
-        impl = operation._impl
-        heard = bool(self.after_begin.idle_session.dispatch.after_begin)
-        in_session = self._in_sessions and (heard or (isinstance(operation, RowsOperation) and operation.is_select))
-        connection, in_autocommit, value = self._checkout(), False, None
-        execution: Execution | None = None
+        connection = self._checkout()
+        way: _Way | None = None
         try:
             execution = Execution(connection, operation, options, deadline=deadline)
             backend = execution.backend
-            # a wait that is not sent along is set before the statement, and restored after it
-            several = short or heard or in_session or execution.limits_waits
-            # BEGIN waits there, which needs the limit, too
-            several = several or (backend.single_writer and execution.wait is not None)
-            one_statement = not several and impl.is_one_statement(execution)
-            in_autocommit = one_statement and backend.allows_autocommit(connection, execution.server, execution.level)
-            # Elsewhere at the app's level: an UPDATE reads the latest rows at every level. But not in autocommit under
-            # asyncio: the statement of a cancelled task may still be executed, and would commit by itself.
-            commits = connection.dialect.is_async and backend.autocommit(connection)
-            at_own_level = self._in_sessions and backend.stale_reads
-            plain = one_statement and not commits and (at_own_level or backend.single_writer)
-            if in_autocommit:
+            heard = bool(self.after_begin.idle_session.dispatch.after_begin)
+            # a setting limits the waits of what follows it, among it SQLite's BEGIN
+            sets_limit = execution.limits_waits or (backend.single_writer and execution.wait is not None)
+            if self._in_sessions and (heard or (isinstance(operation, RowsOperation) and operation.is_select)):
+                way = "session"
+            elif short or heard or sets_limit or not operation._impl.is_one_statement(execution):
+                way = "short transaction"
+            elif backend.allows_autocommit(connection, execution.server, execution.level):
+                way = "autocommit"
+            # the statement of a cancelled task may still be executed, and would commit by itself
+            elif connection.dialect.is_async and backend.autocommit(connection):
+                way = "short transaction"
+            # at every level of InnoDB an UPDATE reads the latest rows, and SQLite has no levels
+            elif (backend.stale_reads and self._in_sessions) or backend.single_writer:
+                way = "plain transaction"
+            else:
+                way = "short transaction"
+
+            if way == "autocommit":
                 value = backend.autocommitted(connection, partial(execution.perform, unpack=True))
-            elif plain:
+            elif way == "plain transaction":
                 value = _run_in_plain_transaction(execution)
         except BaseException as error:
             release_cursors(error)
             return_to_pool(connection, error)
-            if in_autocommit and execution is not None and execution.sent and _is_unsure(error, execution.backend):
+            if way == "autocommit" and execution.sent and _is_unsure(error, execution.backend):
                 raise _reply_lost(execution) from error
             raise
-        if in_autocommit or plain:
-            self._give_back(connection)
-            return value
-        if in_session and execution.wait is not None:
-            options = {**options, "locks_wait": execution.wait}
-        return self._run_in_transaction(execution, options, in_session)
+        if way in ("session", "short transaction"):
+            return self._run_in_short_transaction(execution, options, in_session=way == "session")
+        self._give_back(connection)
+        return value
 
-    def _run_in_transaction(self, execution: Execution, options: Mapping[str, Any], in_session: bool) -> Any:
+    def _run_in_short_transaction(self, execution: Execution, options: Mapping[str, Any], *, in_session: bool) -> Any:
         connection, operation, deadline = execution.connection, execution.operation, execution.deadline
         impl, transaction = operation._impl, ShortTransaction(connection)
         try:
-            try:
-                transaction.begin(writes=impl.writes, wait=0 if impl.impatient else _left(deadline))
-            except LockTimeout as error:
-                if not impl.impatient:
-                    raise
-                transaction.abandon(error)
+            transaction.begin(writes=impl.writes, wait=0 if impl.impatient else _left(deadline))
+        except BaseException as error:
+            transaction.abandon(error)
+            if impl.impatient and isinstance(error, LockTimeout):
                 return impl.refused
+            raise
+        try:
             transaction.watch_end(marker=in_session)  # an operation passes over no error that ends its transaction
             if in_session:
-                value = self._in_session(connection, operation, options)
+                value = self._run_in_session(execution, options)
             else:
                 self.after_begin.call(connection)
                 value = Execution(connection, operation, options, deadline=deadline).perform(unpack=True)
@@ -520,14 +525,17 @@ class Attempts:
             raise
         try:
             transaction.commit(_left(deadline))
+        except OutcomeUnknown:
+            raise
         except LockLost as error:
-            if isinstance(error, OutcomeUnknown):
-                raise
             raise NotCommitted(str(error)) from error
         return value
 
-    def _in_session(self, connection: Connection, operation: Operation[Any], options: Mapping[str, Any]) -> Any:
+    def _run_in_session(self, execution: Execution, options: Mapping[str, Any]) -> Any:
         """Return the value or the rows of an operation that a session executes; entities are detached."""
+        if execution.wait is not None:
+            options = {**options, "locks_wait": execution.wait}
+        connection, operation = execution.connection, execution.operation
         session = self._session_maker(bind=connection, expire_on_commit=False, **IN_BLOCK)
         session.get_bind = lambda *_, **named: connection  # type: ignore[method-assign]
         value = operation._unpack(session.execute(operation, execution_options=options))
@@ -581,11 +589,10 @@ class OperationRunner:
         if impl.writes and self._backend.single_writer:
             self._before_write()
         options: dict[str, Any] = {"locks_nonce": nonce or fresh_nonce()} if impl.uses_nonce else {}
-        longest = wait
-        if longest is None:
-            longest = {**self._engine.get_execution_options(), **operation.get_execution_options()}.get("locks_wait")
+        if wait is None:
+            wait = {**self._engine.get_execution_options(), **operation.get_execution_options()}.get("locks_wait")
         began = time.monotonic()
-        deadline = None if longest is None else began + seconds(longest, "locks_wait")
+        deadline = None if wait is None else began + seconds(wait, "locks_wait")
 
         def attempt() -> Any:
             nonlocal began
@@ -609,10 +616,7 @@ class OperationRunner:
                     f"{operation.name}: a reply was lost, and the next attempt failed: it was done, or it was not"
                 ) from error
 
-        def on_retry(error: BaseException, count: int) -> None:
-            self._on_retry(operation.name, error, count)
-
-        repeatable = partial(impl.repeatable, operation)
+        repeatable, on_retry = partial(impl.repeatable, operation), partial(self._on_retry, impl.name)
         while True:
             try:
                 return retried(attempt, self._engine, self._sleep, deadline, repeatable=repeatable, on_retry=on_retry)
