@@ -540,7 +540,7 @@ class Execution:
         try:
             if self.takes_write_lock:
                 with translated(self.backend):
-                    self.backend.prepare(connection, self.wait)
+                    self.backend.begin_before_write(connection, self.wait)
             impl.check_connection(self)
             if self.server.savepoint_hides_end and impl.writes:
                 forbid_savepoints(connection, self.server.cluster)

@@ -233,7 +233,7 @@ class Backend:
         """
         raise NotImplementedError
 
-    def prepare(self, connection: Connection, wait: float | None) -> None:
+    def begin_before_write(self, connection: Connection, wait: float | None) -> None:
         """Begin, as SQLAlchemy would by itself at the first statement; called only with ``single_writer``.
 
         :param wait: how long that may wait, in seconds; by default as long as the app's own settings say.
