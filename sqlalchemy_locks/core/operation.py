@@ -65,9 +65,10 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Any)
 T = TypeVar("T")
 
-#: How many keys a statement binds at most. SQLite limits its parameters, MySQL the memory of a plan, and MariaDB makes
-#: a subquery of a list of 1000: both then scan the table, and wait for other rows that are locked.
-BATCH = 400
+#: How many keys, each of one or more columns, one statement binds of a list whose length the caller decides. SQLite
+#: limits its parameters, MySQL the memory of a plan, and MariaDB makes a subquery of a list of 1000: both then scan the
+#: table, and wait for other rows that are locked.
+MAX_KEYS = 400
 #: seconds; a connection that was dead before it was used says so earlier
 _SOON = 0.2
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
@@ -627,10 +628,10 @@ class Execution:
         :param table: that the statements change; several are executed in one transaction only.
         :raises Unsupported: for several batches in autocommit, where they change a table.
         """
-        if table is not None and len(keys) > BATCH:
-            self.require_transaction(table, f"{self.operation.name} of more than {BATCH}")
-        for start in range(0, len(keys), BATCH):
-            yield keys[start : start + BATCH]
+        if table is not None and len(keys) > MAX_KEYS:
+            self.require_transaction(table, f"{self.operation.name} of more than {MAX_KEYS}")
+        for start in range(0, len(keys), MAX_KEYS):
+            yield keys[start : start + MAX_KEYS]
 
     def require_transaction(self, table: Table | None = None, what: str | None = None) -> None:
         """Refuse a connection in autocommit, where a lock ends with its statement.

@@ -34,7 +34,8 @@ from sqlalchemy_locks.errors import LockTimeout, MustRollback, PoolTimeout
 from sqlalchemy_locks.sql.clock import SecondsAgo
 from sqlalchemy_locks.sql.elements import LOCK_KEY, ReadCommitted, TakeRow, Writable
 
-_BATCH = 100
+#: keys that one transaction of a vacuum deletes at most
+_MAX_VACUUMED = 100
 _LOST = (
     "the server has rolled this transaction back, and released its locks: another one was the first to commit, on this "
     "node of the cluster or on another; roll it back here, too, and run it again"
@@ -69,7 +70,7 @@ def vacuum(execution: Execution) -> int:
     _require_writable(execution)
     table, deleted = execution.context.tables.locked_keys, 0
     old = select(table.c.key).where(table.c.ts < SecondsAgo(_YOUNG))
-    batch = old.order_by(table.c.key).limit(_BATCH)
+    batch = old.order_by(table.c.key).limit(_MAX_VACUUMED)
     with side_connection(execution, row_wait=1) as side:
         keys = list(side.execute(batch).scalars())
         while keys:
