@@ -213,7 +213,7 @@ class CaptureImpl(OperationImpl):
 
     def _can_search_with_locks(self, execution: Execution, spec: CaptureSpec) -> bool:
         """Return whether a search with locks, on InnoDB, locks no more than what is captured."""
-        level = execution.read_committed or _read_committed(execution, self.name)
+        level = execution.begun_by_locks or _read_committed(execution, self.name)
         one_search = spec.one_of is None or len(spec.one_of[1]) == 1
         return level and execution.backend.releases_skipped_rows and one_search
 

@@ -504,8 +504,8 @@ class Execution:
         self.context = BuildContext(self.backend, every.get("locks_prefix", DEFAULT_PREFIX), cluster)
         #: a ``schema_translate_map`` moves the tables
         self.schema_map: Mapping[str | None, Any] = every.get("schema_translate_map") or {}
-        #: this transaction was begun at READ COMMITTED, whatever the server's variable says of the session
-        self.read_committed = bool(every.get("locks_read_committed"))
+        #: ``Locks`` or a worker has begun this transaction, at READ COMMITTED, of which InnoDB's variable says nothing
+        self.begun_by_locks = bool(every.get("locks_begun"))
         #: an earlier attempt at this very call may have come into effect, its reply lost
         self.is_retry = bool(every.get("locks_again"))
         #: a statement has been sent
@@ -546,7 +546,7 @@ class Execution:
             if self.server.savepoint_hides_end and impl.writes:
                 forbid_savepoints(connection, self.server.cluster)
             # an error that the app passes over may end its transaction; those of Locks end by themselves
-            of_app = self.backend.key_rows and not self.read_committed
+            of_app = self.backend.key_rows and not self.begun_by_locks
             if of_app and impl.writes and not self.backend.autocommit(connection):
                 lost_when_ended(connection, None)
             with self.waiting() if self.limits_waits else contextlib.nullcontext():
@@ -612,8 +612,8 @@ class Execution:
         return self.backend.bounded(self.connection, self.wait)
 
     def is_read_committed(self) -> bool:
-        """Whether the transaction is at READ COMMITTED or below; asks the server, unless it was begun so (InnoDB)."""
-        return self.read_committed or bool(self.execute(_READ_COMMITTED, {}).scalar())
+        """Return whether the transaction is at READ COMMITTED or below; only called with ``stale_reads``."""
+        return self.begun_by_locks or bool(self.execute(_READ_COMMITTED, {}).scalar())
 
     def begin_as_writer(self, table: Table) -> None:
         """Take SQLite's write lock before other statements.

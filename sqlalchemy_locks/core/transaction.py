@@ -214,6 +214,7 @@ class ShortTransaction:
         except DBAPIError:
             with translated(self.backend):
                 raise
+        self.connection.execution_options(locks_begun=True)
 
     @property
     def active(self) -> bool:
