@@ -187,10 +187,9 @@ class OperationImpl:
     refused: Any = None
     #: it writes or locks, so that SQLite's queue of writers applies to it
     writes: ClassVar[bool] = True
-    #: any of its statements may wait for a lock; by default none does, or it limits its waits itself
-    waits: bool = False
-    #: its one statement carries its longest wait, which needs no statement of its own
-    sends_wait: ClassVar[bool] = False
+    #: What limits its waits for locks: a setting, around all its statements, or an argument of its one statement; where
+    #: that is several, it limits them itself, by ``Execution.waiting``. ``None``: it waits for none, or does so.
+    wait_limit: Literal["setting", "argument"] | None = None
     #: it stores the nonce of its call, or may do so
     uses_nonce: ClassVar[bool] = True
 
@@ -521,11 +520,9 @@ class Execution:
             deadline = time.monotonic() + self.wait
         self.deadline = deadline
         #: a setting limits the waits of all its statements
-        self.limits_waits = self.wait is not None and (
-            impl.waits
-            # YugabyteDB ignores a function's own lock_timeout while it waits for a row
-            or (impl.sends_wait and not self.backend.functions_limit_waits and (self.wait > 0 or not impl.held_by))
-        )
+        self.sets_limit = self.wait is not None and impl.wait_limit == "setting"
+        if self.wait is not None and impl.wait_limit == "argument" and not self.backend.functions_limit_waits:
+            self.sets_limit = self.wait > 0 or impl.held_by is None  # a lock for which there is no time is tried
 
     def perform(self, *, unpack: bool = False) -> Any:
         """Do what the operation says; return a ``Result``, or the value that becomes the one row of one.
@@ -549,7 +546,7 @@ class Execution:
             of_app = self.backend.key_rows and not self.begun_by_locks
             if of_app and impl.writes and not self.backend.autocommit(connection):
                 lost_when_ended(connection, None)
-            with self.waiting() if self.limits_waits else contextlib.nullcontext():
+            with self.waiting() if self.sets_limit else contextlib.nullcontext():
                 outcome = impl.run(self)
         except (DBAPIError, DriverTimeout) as error:
             waited = time.monotonic() - began

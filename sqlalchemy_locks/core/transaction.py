@@ -473,7 +473,7 @@ class Attempts:
             backend = execution.backend
             heard = bool(self.after_begin.idle_session.dispatch.after_begin)
             # a setting limits the waits of what follows it, among it SQLite's BEGIN
-            sets_limit = execution.limits_waits or (backend.single_writer and execution.wait is not None)
+            sets_limit = execution.sets_limit or (backend.single_writer and execution.wait is not None)
             if self._in_sessions and (heard or (isinstance(operation, RowsOperation) and operation.is_select)):
                 way = "session"
             elif short or heard or sets_limit or not operation._impl.is_one_statement(execution):

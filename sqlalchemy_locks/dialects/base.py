@@ -118,7 +118,7 @@ class Backend:
     server_queues: ClassVar[ServerQueues | None] = None
     #: sessions can be notified that a job was enqueued, if the server says so
     supports_listen: ClassVar[bool] = False
-    #: a function that gets its longest wait as an argument keeps to it by itself
+    #: a function that gets its longest wait as an argument keeps to it; elsewhere it doesn't while it waits for a row
     functions_limit_waits: ClassVar[bool] = True
 
     #: the marker is a savepoint, so that ``marker_lost`` releases savepoints that were made after it

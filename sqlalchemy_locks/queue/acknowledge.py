@@ -68,7 +68,7 @@ LONGEST_ERROR = 16000
 class UpdateOwnedJobs(JobOperation):
     """Changes running jobs that the caller still owns, and counts them."""
 
-    waits = True
+    wait_limit = "setting"
     #: rows that another session has locked are skipped and not counted; otherwise the UPDATE waits for them
     skips_locked = False
 

@@ -44,7 +44,7 @@ class GetJob(JobOperation):
 class UpdateWaitingJob(JobOperation):
     """Changes one job that waits, and returns whether there was one. It waits for a transaction that captures it."""
 
-    waits = True
+    wait_limit = "setting"
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         """Return what the UPDATE sets."""
@@ -85,7 +85,7 @@ class ResumeQueues(OperationImpl):
     """Deletes the rows of paused queues, and counts them."""
 
     name = "Queue.resume"
-    waits = True
+    wait_limit = "setting"
 
     def __init__(self, paused: RoleMapping) -> None:
         super().__init__()
