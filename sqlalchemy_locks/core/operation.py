@@ -28,7 +28,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -74,8 +73,7 @@ _SOON = 0.2
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
 
 
-@dataclass(frozen=True)
-class EngineState:
+class EngineState(NamedTuple):
     """What the first connection of an engine has told about its server, asked once.
 
     It is kept by the engine's dialect, which copies of the engine with other execution options share. What may change
@@ -550,7 +548,7 @@ class Execution:
                 outcome = impl.run(self)
         except (DBAPIError, DriverTimeout) as error:
             waited = time.monotonic() - began
-            if isinstance(error, DBAPIError) and not died_waiting(error, waited):
+            if not died_waiting(error, waited):
                 raise
             if end_session is not None:
                 self._call_beside_pool(end_session)
@@ -582,14 +580,11 @@ class Execution:
 
         :raises LockError: for an error of the driver that is about locks.
         """
-        connection, options = self.connection, self.options
         parameters = self.values if values is None else values
+        send = partial(self.connection.execute, statement, parameters, execution_options=self.options)
         self.sent = True
         try:
-            if self.takes_write_lock:
-                send = partial(connection.execute, statement, parameters, execution_options=options)
-                return self.backend.take_write_lock(connection, send)
-            return connection.execute(statement, parameters, execution_options=options)
+            return self.backend.take_write_lock(self.connection, send) if self.takes_write_lock else send()
         except DBAPIError:
             with translated(self.backend, self.operation._impl.needs_installation):
                 raise
@@ -670,9 +665,14 @@ def write_nothing(table: Table) -> Executable:
     return delete(table).where(false())
 
 
-def died_waiting(error: DBAPIError, waited: float) -> bool:
-    """Return whether a connection has died in a statement, and not before it. :param waited: in seconds."""
-    return error.connection_invalidated and error.statement is not None and waited > _SOON
+def died_waiting(error: BaseException, waited: float) -> bool:
+    """Return whether a connection has died in a statement, and not before it; a driver's own time limit is as good.
+
+    :param waited: in seconds.
+    """
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated and error.statement is not None and waited > _SOON
+    return isinstance(error, DriverTimeout)
 
 
 def ended_by_limit(waited: float) -> str:
@@ -700,23 +700,18 @@ _NOT_INSTALLED = (
 GRANT_HINT = "`grant_to` in a migration, or `sqlalchemy-locks install --grant-to`, grants a user what locks need"
 
 
-class translated:
+@contextlib.contextmanager
+def translated(backend: Backend, needs_installation: bool = False) -> Iterator[None]:
     """Raise errors of the driver that are about locks as this library's, with the driver's as their cause."""
-
-    def __init__(self, backend: Backend, needs_installation: bool = False) -> None:
-        self.backend = backend
-        self.needs_installation = needs_installation
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, DBAPIError):
-            ours = self.backend.translate(error)
-            meaning = self.backend.meaning(error) if self.needs_installation else None
-            if ours is None and meaning == "missing":
-                ours = NotInstalled(_NOT_INSTALLED)
-            if ours is not None:
-                raise ours from error
-            if meaning == "denied":
-                error.add_detail(GRANT_HINT)
+    try:
+        yield
+    except DBAPIError as error:
+        ours = backend.translate(error)
+        meaning = backend.meaning(error) if needs_installation else None
+        if ours is None and meaning == "missing":
+            ours = NotInstalled(_NOT_INSTALLED)
+        if ours is not None:
+            raise ours from error
+        if meaning == "denied":
+            error.add_detail(GRANT_HINT)
+        raise

@@ -12,10 +12,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache, partial
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from sqlalchemy import Engine, Select, Table, select
+from sqlalchemy import Engine, select
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
@@ -59,8 +59,8 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 T = TypeVar("T")
-#: how an operation is run: by a session of the app's, in a transaction at READ COMMITTED; in one without a session; as
-#: one statement in autocommit; or as one statement in a transaction at the app's own level
+#: How an operation is run: by a session of the app's, in a short transaction at READ COMMITTED; in one, without a
+#: session; or, if it is one statement, in autocommit, or in a transaction at the app's own level.
 _Way = Literal["session", "short transaction", "autocommit", "plain transaction"]
 
 RETRIES = 3
@@ -267,7 +267,7 @@ class ShortTransaction:
     def _read_locked_keys(self) -> None:
         table = build_context(self.connection.dialect, self.connection.get_execution_options()).tables.locked_keys
         with translated(self.backend, needs_installation=True):
-            self.connection.execute(_select_one_key(table)).close()
+            self.connection.execute(select(table.c.key).limit(1)).close()
 
     def watch_end(self, *, marker: bool = True) -> None:
         """Detect the end of the transaction from here on: other work is about to be done in it.
@@ -287,35 +287,33 @@ class ShortTransaction:
         :raises LockLost: when it is not, can only be rolled back, its connection is dead, or its server read-only.
         :raises Unsupported: where asking would release the caller's savepoint.
         """
-        why = self.loss()
-        nested = self.active and self.connection.in_nested_transaction()
-        if why is None and self.backend.marker_is_savepoint and nested:
+        if (why := self.loss()) is not None:
+            raise LockLost(why)
+        nested = self.connection.in_nested_transaction()
+        if self.backend.marker_is_savepoint and nested:
             raise Unsupported(
                 f"check() inside begin_nested() can't be answered on {self.backend.name}, where asking ends the "
                 "savepoint: ask before it, or after it"
             )
         try:
-            if why is None and self.server.savepoint_hides_end:
+            if self.server.savepoint_hides_end:
                 self._read_locked_keys()
-            elif why is None and self._shows_end and self.backend.marker_is_savepoint:
-                if self.backend.marker_lost(self.connection):
-                    why = self._loss = FAILED
-                else:
-                    self.backend.set_marker(self.connection)
-            elif why is None:
+            elif not (self._shows_end and self.backend.marker_is_savepoint):
                 self.connection.exec_driver_sql("SELECT 1")
-            if why is None and not self.backend.writable(self.connection):
-                why = self._loss = _READ_ONLY
-        except MustRollback as error:
+            elif self.backend.marker_lost(self.connection):
+                self._loss = FAILED
+            else:
+                self.backend.set_marker(self.connection)
+            if self._loss is None and not self.backend.writable(self.connection):
+                self._loss = _READ_ONLY
+        except (MustRollback, DBAPIError) as error:
+            # refused because of an error behind a savepoint: the transaction is there, and holds the lock
+            if nested and isinstance(error, DBAPIError) and not error.connection_invalidated:
+                return
             self._loss = FAILED
             raise LockLost(FAILED) from error
-        except DBAPIError as error:
-            # refused because of an error behind a savepoint: the transaction is there, and holds the lock
-            if not nested or error.connection_invalidated:
-                self._loss = FAILED
-                raise LockLost(FAILED) from error
-        if why is not None:
-            raise LockLost(why)
+        if self._loss is not None:
+            raise LockLost(self._loss)
 
     def commit(self, wait: float | None = None) -> None:
         """Commit, and give the connection back.
@@ -378,11 +376,6 @@ class ShortTransaction:
                 raise
         finally:
             return_to_pool(connection, error)
-
-
-@cache
-def _select_one_key(table: Table) -> Select[Any]:
-    return select(table.c.key).limit(1)
 
 
 def release_cursors(error: BaseException) -> None:
@@ -467,7 +460,8 @@ class Attempts:
         :raises OutcomeUnknown: when the connection died after a statement was sent that commits.
         """
         connection = self._checkout()
-        way: _Way | None = None
+        way: _Way = "short transaction"
+        commits_itself = False
         try:
             execution = Execution(connection, operation, options, deadline=deadline)
             backend = execution.backend
@@ -480,24 +474,26 @@ class Attempts:
                 way = "short transaction"
             elif backend.allows_autocommit(connection, execution.server, execution.level):
                 way = "autocommit"
-            # the statement of a cancelled task may still be executed, and would commit by itself
+            # the statement of a task that is cancelled may still be executed, and would commit by itself
             elif connection.dialect.is_async and backend.autocommit(connection):
                 way = "short transaction"
             # at every level of InnoDB an UPDATE reads the latest rows, and SQLite has no levels
             elif (backend.stale_reads and self._in_sessions) or backend.single_writer:
                 way = "plain transaction"
-            else:
-                way = "short transaction"
 
             if way == "autocommit":
+                commits_itself = True
                 value = backend.autocommitted(connection, partial(execution.perform, unpack=True))
             elif way == "plain transaction":
-                value = _run_in_plain_transaction(execution)
+                commits_itself = backend.autocommit(connection)
+                value = _run_in_plain_transaction(execution, commits_itself)
         except BaseException as error:
             release_cursors(error)
             return_to_pool(connection, error)
-            if way == "autocommit" and execution.sent and _is_unsure(error, execution.backend):
-                raise _reply_lost(execution) from error
+            if commits_itself and execution.sent and _is_unsure(error, execution.backend):
+                raise OutcomeUnknown(
+                    f"{operation.name}: the connection died before the reply arrived: it was done, or it was not"
+                ) from error
             raise
         if way in ("session", "short transaction"):
             return self._run_in_short_transaction(execution, options, in_session=way == "session")
@@ -607,10 +603,9 @@ class OperationRunner:
                 options["locks_again"] = True
                 on_lost()
                 raise
-            except _NEVER_DONE:
-                raise  # an earlier attempt would have failed with the same error
             except Exception as error:
-                if "locks_again" not in options:
+                # an earlier attempt would have failed with the same error, or there was none
+                if isinstance(error, _NEVER_DONE) or "locks_again" not in options:
                     raise
                 # whatever the error of this attempt, an earlier one may have been carried out
                 raise OutcomeUnknown(
@@ -623,17 +618,15 @@ class OperationRunner:
                 return retried(attempt, self._engine, self._sleep, deadline, repeatable=repeatable, on_retry=on_retry)
             except PoolTimeout:
                 raise
-            except (NotCommitted, MustRollback) as error:
-                if deadline is not None:
-                    raise LockTimeout(f"{operation.name}: {_CONFLICTS}") from error
-                if isinstance(error, NotCommitted):
-                    raise LockLost(str(error)) from error
-                raise
-            except (LockTimeout, DBAPIError, DriverTimeout) as error:
+            except Exception as error:
                 waited = time.monotonic() - began
-                if isinstance(error, DBAPIError) and not died_waiting(error, waited):
-                    if deadline is not None and is_conflict(error, self._backend):
+                if is_conflict(error, self._backend):
+                    if deadline is not None:
                         raise LockTimeout(f"{operation.name}: {_CONFLICTS}") from error
+                    if isinstance(error, NotCommitted):
+                        raise LockLost(str(error)) from error
+                    raise
+                if not (isinstance(error, LockTimeout) or died_waiting(error, waited)):
                     raise
                 # nothing is done, and a limit of the server's or the driver's may have ended the wait before its time
                 if not _left(deadline):
@@ -651,28 +644,22 @@ class OperationRunner:
         return self.run(operation, wait=ROW_TIMEOUT if self._backend.schemas else None, on_lost=on_lost)
 
 
-def _run_in_plain_transaction(execution: Execution) -> Any:
+def _run_in_plain_transaction(execution: Execution, commits_itself: bool) -> Any:
     """Run an operation of one statement in a transaction at the app's own level, and commit it.
 
+    :param commits_itself: the app has set the driver to autocommit: COMMIT ends SQLAlchemy's transaction only.
     :raises LockTimeout: when COMMIT had to wait beyond the deadline; it is rolled back.
-    :raises OutcomeUnknown: when the connection died after the statement was sent, if that commits by itself, or COMMIT.
+    :raises OutcomeUnknown: when the connection died after COMMIT was sent.
     """
     connection, backend = execution.connection, execution.backend
-    #: the app has set the driver to autocommit
-    commits_itself = backend.autocommit(connection)
-    try:
+    with translated(backend):
         if not connection.in_transaction():
             connection.begin()
         value = execution.perform(unpack=True)
-    except (DBAPIError, DriverTimeout) as error:
-        if commits_itself and execution.sent and _is_unsure(error, backend):
-            raise _reply_lost(execution) from error
-        with translated(backend):
-            raise
-    if connection.in_transaction():
-        # a statement that has committed by itself is answered: COMMIT ends SQLAlchemy's transaction only
-        with suppress(OutcomeUnknown) if commits_itself else nullcontext(), translated(backend):
-            _commit(connection, backend, _left(execution.deadline))
+        if connection.in_transaction():
+            # what is known to be committed is answered
+            with suppress(OutcomeUnknown) if commits_itself else nullcontext():
+                _commit(connection, backend, _left(execution.deadline))
     return value
 
 
@@ -706,11 +693,6 @@ def _has_died(error: BaseException) -> bool:
 def _is_unsure(error: BaseException, backend: Backend) -> bool:
     """Return whether what was being committed may be committed, although there was an error."""
     return _has_died(error) or (isinstance(error, DBAPIError) and backend.may_be_committed(error))
-
-
-def _reply_lost(execution: Execution) -> OutcomeUnknown:
-    name = execution.operation.name
-    return OutcomeUnknown(f"{name}: the connection died before the reply arrived: it was done, or it was not")
 
 
 def _left(deadline: float | None) -> float | None:
@@ -760,11 +742,11 @@ def retried(
             conflict = is_conflict(error, backend_of(engine.dialect))
             died = isinstance(error, DBAPIError) and error.connection_invalidated
             now = time.monotonic()
-            if isinstance(error, DBAPIError) and died_waiting(error, now - began) and deadline and now > deadline:
+            if died_waiting(error, now - began) and deadline and now > deadline:
                 raise
             if not (conflict or died or (isinstance(error, OutcomeUnknown) and repeatable())):
                 raise
-            if retry > RETRIES and not (conflict and deadline is not None and time.monotonic() < deadline):
+            if retry > RETRIES and not (conflict and deadline is not None and now < deadline):
                 raise
             on_retry(error, retry)
         backoff = backoff or Backoff(shortest=0.01, share=1)
