@@ -185,8 +185,8 @@ class OperationImpl:
     refused: Any = None
     #: it writes or locks, so that SQLite's queue of writers applies to it
     writes: ClassVar[bool] = True
-    #: What limits its waits for locks: a setting, around all its statements, or an argument of its one statement; where
-    #: that is several, it limits them itself, by ``Execution.waiting``. ``None``: it waits for none, or does so.
+    #: What limits its waits for locks: a setting around all its statements, or an argument of its one statement. Where
+    #: the latter has several statements, and where this is ``None``, it limits them itself, by ``Execution.waiting``.
     wait_limit: Literal["setting", "argument"] | None = None
     #: it stores the nonce of its call, or may do so
     uses_nonce: ClassVar[bool] = True

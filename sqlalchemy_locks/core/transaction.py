@@ -657,7 +657,7 @@ def _run_in_plain_transaction(execution: Execution, commits_itself: bool) -> Any
             connection.begin()
         value = execution.perform(unpack=True)
         if connection.in_transaction():
-            # what is known to be committed is answered
+            # the statement's reply says that it is committed, and that to COMMIT would say no more
             with suppress(OutcomeUnknown) if commits_itself else nullcontext():
                 _commit(connection, backend, _left(execution.deadline))
     return value
