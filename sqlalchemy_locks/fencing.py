@@ -69,7 +69,7 @@ def fenced(statement: Update, fence: Any, token: int) -> Operation[Any]:
 
 class _FencedUpdate(OperationImpl):
     name = "fenced"
-    waits = True
+    wait_limit = "setting"
     needs_installation = False
 
     def __init__(self, statement: Update, fence: Any, token: int) -> None:

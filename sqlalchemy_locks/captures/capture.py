@@ -43,7 +43,7 @@ from sqlalchemy_locks.captures.statements import (
 )
 from sqlalchemy_locks.core.entities import MappedTable, mark_altered
 from sqlalchemy_locks.core.operation import (
-    BATCH,
+    MAX_KEYS,
     BuildContext,
     Execution,
     OperationImpl,
@@ -213,7 +213,7 @@ class CaptureImpl(OperationImpl):
 
     def _can_search_with_locks(self, execution: Execution, spec: CaptureSpec) -> bool:
         """Return whether a search with locks, on InnoDB, locks no more than what is captured."""
-        level = execution.read_committed or _read_committed(execution, self.name)
+        level = execution.begun_by_locks or _read_committed(execution, self.name)
         one_search = spec.one_of is None or len(spec.one_of[1]) == 1
         return level and execution.backend.releases_skipped_rows and one_search
 
@@ -233,7 +233,7 @@ class CaptureImpl(OperationImpl):
             # compared by value, not by position: the rows before them may have changed since the last search
             new = [key for key in candidates if key not in tried]
             while new and len(keys) < limit and not (keys and self.fewer and most > 2 * limit):
-                size = min(limit - len(keys), BATCH)
+                size = min(limit - len(keys), MAX_KEYS)
                 batch, new = new[:size], new[size:]
                 tried.update(batch)
                 locked = {tuple(row) for row in execution.execute(lock_candidates(spec, batch, options))}

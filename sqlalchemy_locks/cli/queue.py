@@ -16,7 +16,8 @@ from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.queue import activity
 from sqlalchemy_locks.queue.queue import Queue
 
-_BATCH = 1000
+#: jobs that one transaction changes at most
+_MAX_JOBS = 1000
 
 
 @click.group(short_help="List queues, dead jobs and workers; revive, cancel and purge jobs; pause queues.")
@@ -76,7 +77,7 @@ def requeue(screen: Screen, database: Database, queue_id: str | None, stalled_fo
     A stalled job's attempt counts; after its last attempt the job is dead. Make --stalled-for several times the
     workers' heartbeat: a worker that is only slow would lose its job to another.
     """
-    operation = Queue().requeue_stalled(stalled_for, queue=queue_id, limit=_BATCH)
+    operation = Queue().requeue_stalled(stalled_for, queue=queue_id, limit=_MAX_JOBS)
     requeued = _in_batches(Locks(database.engine), operation)
     screen.show({"requeued": requeued}, plain(f"Requeued: {counted(requeued, 'stalled job')}", "green"))
 
@@ -89,7 +90,7 @@ def revive(screen: Screen, database: Database, queue_id: str | None, job: str | 
     """Return dead jobs to the queue with all their attempts, once the cause of their failure is fixed."""
     jobs, locks = Queue(), Locks(database.engine)
     if job is None:
-        revived = _in_batches(locks, jobs.revive(queue=queue_id, limit=_BATCH))
+        revived = _in_batches(locks, jobs.revive(queue=queue_id, limit=_MAX_JOBS))
     elif queue_id is not None:
         raise click.UsageError("--job names one job, in any queue: leave QUEUE out.")
     else:
@@ -116,7 +117,7 @@ def purge(screen: Screen, database: Database, older_than: float, dead: bool, que
     Waiting and running jobs are kept. A deleted job's external id is forgotten: put again, it makes a new job.
     """
     what = "dead" if dead else "completed"
-    operation = Queue().delete_finished(older_than, dead=dead, queue=queue_id, limit=_BATCH)
+    operation = Queue().delete_finished(older_than, dead=dead, queue=queue_id, limit=_MAX_JOBS)
     deleted = _in_batches(Locks(database.engine), operation)
     screen.show({"deleted": deleted, "which": what}, plain(f"Deleted: {counted(deleted, f'{what} job')}", "green"))
 

@@ -209,9 +209,9 @@ class _TimeoutAcquire(ConditionalAcquire):
         variant: _Variant,
         *,
         returns_token: bool,
-        waiting: _TimeoutAcquire | None = None,
+        patient: _TimeoutAcquire | None = None,
     ) -> None:
-        super().__init__(mapping, name, returns_token=returns_token, waiting=waiting)
+        super().__init__(mapping, name, returns_token=returns_token, patient=patient)
         self.variant = variant
         self._now: Any = Epoch() if variant.clock is None else _NOW
 
@@ -245,7 +245,7 @@ class _TimeoutAcquire(ConditionalAcquire):
         # store the instant at which it started waiting.
         condition = and_(*self.mapping.row_condition(columns), *self.condition(columns))
         due = select(*columns.table.primary_key).where(condition)
-        due_cte = due.with_for_update(skip_locked=self.waiting is not None, key_share=True).cte("locks_due")
+        due_cte = due.with_for_update(skip_locked=self.patient is not None, key_share=True).cte("locks_due")
         due_cte = due_cte.prefix_with("MATERIALIZED")
         clock = select(due_cte, self._now.label("locks_now")).cte("locks_clock").prefix_with("MATERIALIZED")
         same_row = [column == clock.c[column.key] for column in columns.table.primary_key]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class ConditionalUpdate(OperationImpl):
     """One conditional UPDATE of one row; returns whether it changed the row."""
 
-    waits = True
+    wait_limit = "setting"
     subject = roles.ID_PARAM
 
     def __init__(self, mapping: roles.RoleMapping, name: str) -> None:
@@ -137,24 +137,24 @@ class ConditionalAcquire(ConditionalUpdate):
     """An acquisition: it spends a retry, stores the call's nonce and increments the fence.
 
     :param returns_token: the answer is the fencing token, or ``None``; otherwise whether it was acquired.
-    :param waiting: makes this the variant that doesn't wait for a locked row: the variant that does.
+    :param patient: the variant that waits for a locked row, where this is the impatient one, which doesn't.
     """
 
     def __init__(
-        self, mapping: roles.RoleMapping, name: str, *, returns_token: bool, waiting: ConditionalAcquire | None = None
+        self, mapping: roles.RoleMapping, name: str, *, returns_token: bool, patient: ConditionalAcquire | None = None
     ) -> None:
         super().__init__(mapping, name)
         self.returns_token = returns_token
-        self.waiting = waiting
-        self.impatient = waiting is not None
+        self.patient = patient
+        self.impatient = patient is not None
         self.refused = None if returns_token else False
         self._stores_nonce = mapping.has("token")
 
     @classmethod
     def variants(cls, *args: Any, returns_token: bool) -> dict[bool, Self]:
         """Return the acquisition, by whether it doesn't wait for a locked row."""
-        waiting = cls(*args, returns_token=returns_token)
-        return {False: waiting, True: cls(*args, returns_token=returns_token, waiting=waiting)}
+        patient = cls(*args, returns_token=returns_token)
+        return {False: patient, True: cls(*args, returns_token=returns_token, patient=patient)}
 
     def repeatable(self, operation: Operation[Any]) -> bool:
         return self._stores_nonce
@@ -187,7 +187,7 @@ class ConditionalAcquire(ConditionalUpdate):
         return changes
 
     def build(self, context: BuildContext) -> Executable | None:
-        if self.waiting is not None and not context.backend.writable_ctes:
+        if self.patient is not None and not context.backend.writable_ctes:
             return None
         return super().build(context)
 
@@ -208,7 +208,7 @@ class ConditionalAcquire(ConditionalUpdate):
     def update_of(self, context: BuildContext, columns: roles.RoleColumns) -> Update:
         # of the variant that doesn't wait, unless the row is locked
         statement = super().update_of(context, columns)
-        if self.waiting is None:
+        if self.patient is None:
             return statement
         free = self._skip_locked(columns).cte("locks_free")
         return statement.where(*(column == free.c[column.key] for column in columns.table.primary_key))
@@ -225,12 +225,12 @@ class ConditionalAcquire(ConditionalUpdate):
     def update(self, execution: Execution) -> Any:
         execution.values = {**execution.values, **self.call_values(execution)}
         # an earlier try, whose answer was lost, may be about to commit: wait for it to end
-        if self.waiting is not None and not execution.is_retry:
-            return self._update_unless_locked(execution, self.waiting)
-        result = execution.execute((self.waiting or self).update_statement(execution.context))
+        if self.patient is not None and not execution.is_retry:
+            return self._update_unless_locked(execution, self.patient)
+        result = execution.execute((self.patient or self).update_statement(execution.context))
         return self._answer(execution, result)
 
-    def _update_unless_locked(self, execution: Execution, waiting: ConditionalAcquire) -> Any:
+    def _update_unless_locked(self, execution: Execution, patient: ConditionalAcquire) -> Any:
         backend = execution.backend
         if backend.writable_ctes:
             return self._answer(execution, execution.execute(self.update_statement(execution.context)))
@@ -239,10 +239,10 @@ class ConditionalAcquire(ConditionalUpdate):
             row = execution.execute(self._skip_locked(self.mapping.columns(execution.context))).first()
             if row is None:
                 return False
-            return self._answer(execution, execution.execute(waiting.update_statement(execution.context)))
+            return self._answer(execution, execution.execute(patient.update_statement(execution.context)))
         try:
             with backend.bounded(execution.connection, 0):
-                return self._answer(execution, execution.execute(waiting.update_statement(execution.context)))
+                return self._answer(execution, execution.execute(patient.update_statement(execution.context)))
         except LockTimeout:
             return False
 

@@ -28,7 +28,6 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, TypeVar
 from weakref import WeakKeyDictionary
@@ -66,16 +65,16 @@ if TYPE_CHECKING:
 R = TypeVar("R", bound=Any)
 T = TypeVar("T")
 
-#: How many keys a statement binds at most. SQLite limits its parameters, MySQL the memory of a plan, and MariaDB makes
-#: a subquery of a list of 1000: both then scan the table, and wait for other rows that are locked.
-BATCH = 400
+#: How many keys, each of one or more columns, one statement binds of a list whose length the caller decides. SQLite
+#: limits its parameters, MySQL the memory of a plan, and MariaDB makes a subquery of a list of 1000: both then scan the
+#: table, and wait for other rows that are locked.
+MAX_KEYS = 400
 #: seconds; a connection that was dead before it was used says so earlier
 _SOON = 0.2
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
 
 
-@dataclass(frozen=True)
-class EngineState:
+class EngineState(NamedTuple):
     """What the first connection of an engine has told about its server, asked once.
 
     It is kept by the engine's dialect, which copies of the engine with other execution options share. What may change
@@ -189,10 +188,9 @@ class OperationImpl:
     refused: Any = None
     #: it writes or locks, so that SQLite's queue of writers applies to it
     writes: ClassVar[bool] = True
-    #: any of its statements may wait for a lock; by default none does, or it limits its waits itself
-    waits: bool = False
-    #: its one statement carries its longest wait, which needs no statement of its own
-    sends_wait: ClassVar[bool] = False
+    #: What limits its waits for locks: a setting around all its statements, or an argument of its one statement. Where
+    #: the latter has several statements, and where this is ``None``, it limits them itself, by ``Execution.waiting``.
+    wait_limit: Literal["setting", "argument"] | None = None
     #: it stores the nonce of its call, or may do so
     uses_nonce: ClassVar[bool] = True
 
@@ -506,8 +504,8 @@ class Execution:
         self.context = BuildContext(self.backend, every.get("locks_prefix", DEFAULT_PREFIX), cluster)
         #: a ``schema_translate_map`` moves the tables
         self.schema_map: Mapping[str | None, Any] = every.get("schema_translate_map") or {}
-        #: this transaction was begun at READ COMMITTED, whatever the server's variable says of the session
-        self.read_committed = bool(every.get("locks_read_committed"))
+        #: ``Locks`` or a worker has begun this transaction, at READ COMMITTED, of which InnoDB's variable says nothing
+        self.begun_by_locks = bool(every.get("locks_begun"))
         #: an earlier attempt at this very call may have come into effect, its reply lost
         self.is_retry = bool(every.get("locks_again"))
         #: a statement has been sent
@@ -523,11 +521,9 @@ class Execution:
             deadline = time.monotonic() + self.wait
         self.deadline = deadline
         #: a setting limits the waits of all its statements
-        self.limits_waits = self.wait is not None and (
-            impl.waits
-            # YugabyteDB ignores a function's own lock_timeout while it waits for a row
-            or (impl.sends_wait and not self.backend.functions_limit_waits and (self.wait > 0 or not impl.held_by))
-        )
+        self.sets_limit = self.wait is not None and impl.wait_limit == "setting"
+        if self.wait is not None and impl.wait_limit == "argument" and not self.backend.functions_limit_waits:
+            self.sets_limit = self.wait > 0 or impl.held_by is None  # a lock for which there is no time is tried
 
     def perform(self, *, unpack: bool = False) -> Any:
         """Do what the operation says; return a ``Result``, or the value that becomes the one row of one.
@@ -543,19 +539,19 @@ class Execution:
         try:
             if self.takes_write_lock:
                 with translated(self.backend):
-                    self.backend.prepare(connection, self.wait)
+                    self.backend.begin_before_write(connection, self.wait)
             impl.check_connection(self)
             if self.server.savepoint_hides_end and impl.writes:
                 forbid_savepoints(connection, self.server.cluster)
             # an error that the app passes over may end its transaction; those of Locks end by themselves
-            of_app = self.backend.key_rows and not self.read_committed
+            of_app = self.backend.key_rows and not self.begun_by_locks
             if of_app and impl.writes and not self.backend.autocommit(connection):
                 lost_when_ended(connection, None)
-            with self.waiting() if self.limits_waits else contextlib.nullcontext():
+            with self.waiting() if self.sets_limit else contextlib.nullcontext():
                 outcome = impl.run(self)
         except (DBAPIError, DriverTimeout) as error:
             waited = time.monotonic() - began
-            if isinstance(error, DBAPIError) and not died_waiting(error, waited):
+            if not died_waiting(error, waited):
                 raise
             if end_session is not None:
                 self._call_beside_pool(end_session)
@@ -587,14 +583,11 @@ class Execution:
 
         :raises LockError: for an error of the driver that is about locks.
         """
-        connection, options = self.connection, self.options
         parameters = self.values if values is None else values
+        send = partial(self.connection.execute, statement, parameters, execution_options=self.options)
         self.sent = True
         try:
-            if self.takes_write_lock:
-                send = partial(connection.execute, statement, parameters, execution_options=options)
-                return self.backend.take_write_lock(connection, send)
-            return connection.execute(statement, parameters, execution_options=options)
+            return self.backend.take_write_lock(self.connection, send) if self.takes_write_lock else send()
         except DBAPIError:
             with translated(self.backend, self.operation._impl.needs_installation):
                 raise
@@ -614,8 +607,8 @@ class Execution:
         return self.backend.bounded(self.connection, self.wait)
 
     def is_read_committed(self) -> bool:
-        """Whether the transaction is at READ COMMITTED or below; asks the server, unless it was begun so (InnoDB)."""
-        return self.read_committed or bool(self.execute(_READ_COMMITTED, {}).scalar())
+        """Return whether the transaction is at READ COMMITTED or below; only called with ``stale_reads``."""
+        return self.begun_by_locks or bool(self.execute(_READ_COMMITTED, {}).scalar())
 
     def begin_as_writer(self, table: Table) -> None:
         """Take SQLite's write lock before other statements.
@@ -630,10 +623,10 @@ class Execution:
         :param table: that the statements change; several are executed in one transaction only.
         :raises Unsupported: for several batches in autocommit, where they change a table.
         """
-        if table is not None and len(keys) > BATCH:
-            self.require_transaction(table, f"{self.operation.name} of more than {BATCH}")
-        for start in range(0, len(keys), BATCH):
-            yield keys[start : start + BATCH]
+        if table is not None and len(keys) > MAX_KEYS:
+            self.require_transaction(table, f"{self.operation.name} of more than {MAX_KEYS}")
+        for start in range(0, len(keys), MAX_KEYS):
+            yield keys[start : start + MAX_KEYS]
 
     def require_transaction(self, table: Table | None = None, what: str | None = None) -> None:
         """Refuse a connection in autocommit, where a lock ends with its statement.
@@ -675,9 +668,14 @@ def write_nothing(table: Table) -> Executable:
     return delete(table).where(false())
 
 
-def died_waiting(error: DBAPIError, waited: float) -> bool:
-    """Return whether a connection has died in a statement, and not before it. :param waited: in seconds."""
-    return error.connection_invalidated and error.statement is not None and waited > _SOON
+def died_waiting(error: BaseException, waited: float) -> bool:
+    """Return whether a connection has died in a statement, and not before it; a driver's own time limit is as good.
+
+    :param waited: in seconds.
+    """
+    if isinstance(error, DBAPIError):
+        return error.connection_invalidated and error.statement is not None and waited > _SOON
+    return isinstance(error, DriverTimeout)
 
 
 def ended_by_limit(waited: float) -> str:
@@ -705,23 +703,18 @@ _NOT_INSTALLED = (
 GRANT_HINT = "`grant_to` in a migration, or `sqlalchemy-locks install --grant-to`, grants a user what locks need"
 
 
-class translated:
+@contextlib.contextmanager
+def translated(backend: Backend, needs_installation: bool = False) -> Iterator[None]:
     """Raise errors of the driver that are about locks as this library's, with the driver's as their cause."""
-
-    def __init__(self, backend: Backend, needs_installation: bool = False) -> None:
-        self.backend = backend
-        self.needs_installation = needs_installation
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, DBAPIError):
-            ours = self.backend.translate(error)
-            meaning = self.backend.meaning(error) if self.needs_installation else None
-            if ours is None and meaning == "missing":
-                ours = NotInstalled(_NOT_INSTALLED)
-            if ours is not None:
-                raise ours from error
-            if meaning == "denied":
-                error.add_detail(GRANT_HINT)
+    try:
+        yield
+    except DBAPIError as error:
+        ours = backend.translate(error)
+        meaning = backend.meaning(error) if needs_installation else None
+        if ours is None and meaning == "missing":
+            ours = NotInstalled(_NOT_INSTALLED)
+        if ours is not None:
+            raise ours from error
+        if meaning == "denied":
+            error.add_detail(GRANT_HINT)
+        raise

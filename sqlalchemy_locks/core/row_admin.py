@@ -25,7 +25,7 @@ class CreateRows(OperationImpl):
     :param retries: the caller gives the number of retries; otherwise the column's default applies.
     """
 
-    waits = True
+    wait_limit = "setting"
 
     def __init__(
         self, mapping: RoleMapping, name: str, initial: Callable[[RoleColumns], dict[str, Any]], *, retries: bool

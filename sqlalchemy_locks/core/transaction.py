@@ -12,10 +12,10 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext, suppress
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from sqlalchemy import Engine, Select, Table, select
+from sqlalchemy import Engine, select
 from sqlalchemy.engine import Connection, RootTransaction
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.exc import TimeoutError as CheckoutTimeout
@@ -59,6 +59,9 @@ if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
 T = TypeVar("T")
+#: How an operation is run: by a session of the app's, in a short transaction at READ COMMITTED; in one, without a
+#: session; or, if it is one statement, in autocommit, or in a transaction at the app's own level.
+_Way = Literal["session", "short transaction", "autocommit", "plain transaction"]
 
 RETRIES = 3
 #: options of a session that works in a block's transaction, whatever the options of its maker
@@ -211,6 +214,7 @@ class ShortTransaction:
         except DBAPIError:
             with translated(self.backend):
                 raise
+        self.connection.execution_options(locks_begun=True)
 
     @property
     def active(self) -> bool:
@@ -263,7 +267,7 @@ class ShortTransaction:
     def _read_locked_keys(self) -> None:
         table = build_context(self.connection.dialect, self.connection.get_execution_options()).tables.locked_keys
         with translated(self.backend, needs_installation=True):
-            self.connection.execute(_select_one_key(table)).close()
+            self.connection.execute(select(table.c.key).limit(1)).close()
 
     def watch_end(self, *, marker: bool = True) -> None:
         """Detect the end of the transaction from here on: other work is about to be done in it.
@@ -283,35 +287,33 @@ class ShortTransaction:
         :raises LockLost: when it is not, can only be rolled back, its connection is dead, or its server read-only.
         :raises Unsupported: where asking would release the caller's savepoint.
         """
-        why = self.loss()
-        nested = self.active and self.connection.in_nested_transaction()
-        if why is None and self.backend.marker_is_savepoint and nested:
+        if (why := self.loss()) is not None:
+            raise LockLost(why)
+        nested = self.connection.in_nested_transaction()
+        if self.backend.marker_is_savepoint and nested:
             raise Unsupported(
                 f"check() inside begin_nested() can't be answered on {self.backend.name}, where asking ends the "
                 "savepoint: ask before it, or after it"
             )
         try:
-            if why is None and self.server.savepoint_hides_end:
+            if self.server.savepoint_hides_end:
                 self._read_locked_keys()
-            elif why is None and self._shows_end and self.backend.marker_is_savepoint:
-                if self.backend.marker_lost(self.connection):
-                    why = self._loss = FAILED
-                else:
-                    self.backend.set_marker(self.connection)
-            elif why is None:
+            elif not (self._shows_end and self.backend.marker_is_savepoint):
                 self.connection.exec_driver_sql("SELECT 1")
-            if why is None and not self.backend.writable(self.connection):
-                why = self._loss = _READ_ONLY
-        except MustRollback as error:
+            elif self.backend.marker_lost(self.connection):
+                self._loss = FAILED
+            else:
+                self.backend.set_marker(self.connection)
+            if self._loss is None and not self.backend.writable(self.connection):
+                self._loss = _READ_ONLY
+        except (MustRollback, DBAPIError) as error:
+            # refused because of an error behind a savepoint: the transaction is there, and holds the lock
+            if nested and isinstance(error, DBAPIError) and not error.connection_invalidated:
+                return
             self._loss = FAILED
             raise LockLost(FAILED) from error
-        except DBAPIError as error:
-            # refused because of an error behind a savepoint: the transaction is there, and holds the lock
-            if not nested or error.connection_invalidated:
-                self._loss = FAILED
-                raise LockLost(FAILED) from error
-        if why is not None:
-            raise LockLost(why)
+        if self._loss is not None:
+            raise LockLost(self._loss)
 
     def commit(self, wait: float | None = None) -> None:
         """Commit, and give the connection back.
@@ -331,24 +333,16 @@ class ShortTransaction:
             if why is not None:
                 raise LockLost(why)
             try:
-                # where COMMIT can wait for readers
-                with self.backend.committing(self.connection, wait) if self.backend.single_writer else nullcontext():
-                    self.transaction.commit()
-            except BaseException as error:
-                unsure = _is_unsure(error, self.backend)
-                if not _has_died(error):
-                    roll_back(self.connection)
-                if not unsure:
-                    if isinstance(error, DBAPIError) and self.backend.is_conflict(error):
-                        raise LockLost(FAILED) from error
-                    with translated(self.backend):
-                        raise
-                if not self.used:
+                _commit(self.connection, self.backend, wait)
+            except OutcomeUnknown as error:
+                if self.used:
+                    raise
+                raise LockLost(FAILED) from error.__cause__
+            except DBAPIError as error:
+                if self.backend.is_conflict(error):
                     raise LockLost(FAILED) from error
-                raise OutcomeUnknown(
-                    "the connection died during COMMIT, or its server lost the majority of its cluster: what was done "
-                    "is committed, or it is not"
-                ) from error
+                with translated(self.backend):
+                    raise
         except BaseException as error:
             self.abandon(error)
             raise
@@ -382,11 +376,6 @@ class ShortTransaction:
                 raise
         finally:
             return_to_pool(connection, error)
-
-
-@cache
-def _select_one_key(table: Table) -> Select[Any]:
-    return select(table.c.key).limit(1)
 
 
 def release_cursors(error: BaseException) -> None:
@@ -470,55 +459,61 @@ class Attempts:
         :raises NotCommitted: when its transaction ended before COMMIT.
         :raises OutcomeUnknown: when the connection died after a statement was sent that commits.
         """
-        impl = operation._impl
-        heard = bool(self.after_begin.idle_session.dispatch.after_begin)
-        in_session = self._in_sessions and (heard or (isinstance(operation, RowsOperation) and operation.is_select))
-        connection, in_autocommit, value = self._checkout(), False, None
-        execution: Execution | None = None
+        connection = self._checkout()
+        way: _Way = "short transaction"
+        commits_itself = False
         try:
             execution = Execution(connection, operation, options, deadline=deadline)
             backend = execution.backend
-            # a wait that is not sent along is set before the statement, and restored after it
-            several = short or heard or in_session or execution.limits_waits
-            # BEGIN waits there, which needs the limit, too
-            several = several or (backend.single_writer and execution.wait is not None)
-            one_statement = not several and impl.is_one_statement(execution)
-            in_autocommit = one_statement and backend.allows_autocommit(connection, execution.server, execution.level)
-            # Elsewhere at the app's level: an UPDATE reads the latest rows at every level. But not in autocommit under
-            # asyncio: the statement of a cancelled task may still be executed, and would commit by itself.
-            commits = connection.dialect.is_async and backend.autocommit(connection)
-            at_own_level = self._in_sessions and backend.stale_reads
-            plain = one_statement and not commits and (at_own_level or backend.single_writer)
-            if in_autocommit:
-                value = backend.autocommitted(connection, partial(execution.perform, unpack=True))
-            elif plain:
-                value = _run_in_plain_transaction(execution)
-        except BaseException as error:
-            return_to_pool(connection, error)
-            if in_autocommit and execution is not None and execution.sent and _is_unsure(error, execution.backend):
-                raise _reply_lost(execution) from error
-            raise
-        if in_autocommit or plain:
-            self._give_back(connection)
-            return value
-        if in_session and execution.wait is not None:
-            options = {**options, "locks_wait": execution.wait}
-        return self._run_in_transaction(execution, options, in_session)
+            heard = bool(self.after_begin.idle_session.dispatch.after_begin)
+            # a setting limits the waits of what follows it, among it SQLite's BEGIN
+            sets_limit = execution.sets_limit or (backend.single_writer and execution.wait is not None)
+            if self._in_sessions and (heard or (isinstance(operation, RowsOperation) and operation.is_select)):
+                way = "session"
+            elif short or heard or sets_limit or not operation._impl.is_one_statement(execution):
+                way = "short transaction"
+            elif backend.allows_autocommit(connection, execution.server, execution.level):
+                way = "autocommit"
+            # the statement of a task that is cancelled may still be executed, and would commit by itself
+            elif connection.dialect.is_async and backend.autocommit(connection):
+                way = "short transaction"
+            # at every level of InnoDB an UPDATE reads the latest rows, and SQLite has no levels
+            elif (backend.stale_reads and self._in_sessions) or backend.single_writer:
+                way = "plain transaction"
 
-    def _run_in_transaction(self, execution: Execution, options: Mapping[str, Any], in_session: bool) -> Any:
+            if way == "autocommit":
+                commits_itself = True
+                value = backend.autocommitted(connection, partial(execution.perform, unpack=True))
+            elif way == "plain transaction":
+                commits_itself = backend.autocommit(connection)
+                value = _run_in_plain_transaction(execution, commits_itself)
+        except BaseException as error:
+            release_cursors(error)
+            return_to_pool(connection, error)
+            if commits_itself and execution.sent and _is_unsure(error, execution.backend):
+                raise OutcomeUnknown(
+                    f"{operation.name}: the connection died before the reply arrived: it was done, or it was not"
+                ) from error
+            raise
+        if way in ("session", "short transaction"):
+            return self._run_in_short_transaction(execution, options, in_session=way == "session")
+        self._give_back(connection)
+        return value
+
+    def _run_in_short_transaction(self, execution: Execution, options: Mapping[str, Any], *, in_session: bool) -> Any:
         connection, operation, deadline = execution.connection, execution.operation, execution.deadline
         impl, transaction = operation._impl, ShortTransaction(connection)
         try:
-            try:
-                transaction.begin(writes=impl.writes, wait=0 if impl.impatient else _left(deadline))
-            except LockTimeout as error:
-                if not impl.impatient:
-                    raise
-                transaction.abandon(error)
+            transaction.begin(writes=impl.writes, wait=0 if impl.impatient else _left(deadline))
+        except BaseException as error:
+            transaction.abandon(error)
+            if impl.impatient and isinstance(error, LockTimeout):
                 return impl.refused
+            raise
+        try:
             transaction.watch_end(marker=in_session)  # an operation passes over no error that ends its transaction
             if in_session:
-                value = self._in_session(connection, operation, options)
+                value = self._run_in_session(execution, options)
             else:
                 self.after_begin.call(connection)
                 value = Execution(connection, operation, options, deadline=deadline).perform(unpack=True)
@@ -527,14 +522,17 @@ class Attempts:
             raise
         try:
             transaction.commit(_left(deadline))
+        except OutcomeUnknown:
+            raise
         except LockLost as error:
-            if isinstance(error, OutcomeUnknown):
-                raise
             raise NotCommitted(str(error)) from error
         return value
 
-    def _in_session(self, connection: Connection, operation: Operation[Any], options: Mapping[str, Any]) -> Any:
+    def _run_in_session(self, execution: Execution, options: Mapping[str, Any]) -> Any:
         """Return the value or the rows of an operation that a session executes; entities are detached."""
+        if execution.wait is not None:
+            options = {**options, "locks_wait": execution.wait}
+        connection, operation = execution.connection, execution.operation
         session = self._session_maker(bind=connection, expire_on_commit=False, **IN_BLOCK)
         session.get_bind = lambda *_, **named: connection  # type: ignore[method-assign]
         value = operation._unpack(session.execute(operation, execution_options=options))
@@ -588,11 +586,10 @@ class OperationRunner:
         if impl.writes and self._backend.single_writer:
             self._before_write()
         options: dict[str, Any] = {"locks_nonce": nonce or fresh_nonce()} if impl.uses_nonce else {}
-        longest = wait
-        if longest is None:
-            longest = {**self._engine.get_execution_options(), **operation.get_execution_options()}.get("locks_wait")
+        if wait is None:
+            wait = {**self._engine.get_execution_options(), **operation.get_execution_options()}.get("locks_wait")
         began = time.monotonic()
-        deadline = None if longest is None else began + seconds(longest, "locks_wait")
+        deadline = None if wait is None else began + seconds(wait, "locks_wait")
 
         def attempt() -> Any:
             nonlocal began
@@ -606,36 +603,30 @@ class OperationRunner:
                 options["locks_again"] = True
                 on_lost()
                 raise
-            except _NEVER_DONE:
-                raise  # an earlier attempt would have failed with the same error
             except Exception as error:
-                if "locks_again" not in options:
+                # an earlier attempt would have failed with the same error, or there was none
+                if isinstance(error, _NEVER_DONE) or "locks_again" not in options:
                     raise
                 # whatever the error of this attempt, an earlier one may have been carried out
                 raise OutcomeUnknown(
                     f"{operation.name}: a reply was lost, and the next attempt failed: it was done, or it was not"
                 ) from error
 
-        def on_retry(error: BaseException, count: int) -> None:
-            self._on_retry(operation.name, error, count)
-
-        repeatable = partial(impl.repeatable, operation)
+        repeatable, on_retry = partial(impl.repeatable, operation), partial(self._on_retry, impl.name)
         while True:
             try:
                 return retried(attempt, self._engine, self._sleep, deadline, repeatable=repeatable, on_retry=on_retry)
             except PoolTimeout:
                 raise
-            except (NotCommitted, MustRollback) as error:
-                if deadline is not None:
-                    raise LockTimeout(f"{operation.name}: {_CONFLICTS}") from error
-                if isinstance(error, NotCommitted):
-                    raise LockLost(str(error)) from error
-                raise
-            except (LockTimeout, DBAPIError, DriverTimeout) as error:
+            except Exception as error:
                 waited = time.monotonic() - began
-                if isinstance(error, DBAPIError) and not died_waiting(error, waited):
-                    if deadline is not None and is_conflict(error, self._backend):
+                if is_conflict(error, self._backend):
+                    if deadline is not None:
                         raise LockTimeout(f"{operation.name}: {_CONFLICTS}") from error
+                    if isinstance(error, NotCommitted):
+                        raise LockLost(str(error)) from error
+                    raise
+                if not (isinstance(error, LockTimeout) or died_waiting(error, waited)):
                     raise
                 # nothing is done, and a limit of the server's or the driver's may have ended the wait before its time
                 if not _left(deadline):
@@ -653,44 +644,45 @@ class OperationRunner:
         return self.run(operation, wait=ROW_TIMEOUT if self._backend.schemas else None, on_lost=on_lost)
 
 
-def _run_in_plain_transaction(execution: Execution) -> Any:
+def _run_in_plain_transaction(execution: Execution, commits_itself: bool) -> Any:
     """Run an operation of one statement in a transaction at the app's own level, and commit it.
 
+    :param commits_itself: the app has set the driver to autocommit: COMMIT ends SQLAlchemy's transaction only.
     :raises LockTimeout: when COMMIT had to wait beyond the deadline; it is rolled back.
     :raises OutcomeUnknown: when the connection died after COMMIT was sent.
     """
     connection, backend = execution.connection, execution.backend
-    #: the statement commits by itself; what was sent last commits
-    commits = final = backend.autocommit(connection)
-    try:
+    with translated(backend):
         if not connection.in_transaction():
-            with translated(backend):
-                connection.begin()
+            connection.begin()
         value = execution.perform(unpack=True)
         if connection.in_transaction():
-            try:
-                final, wait = True, _left(execution.deadline)
-                with backend.committing(connection, wait) if backend.single_writer else nullcontext():
-                    connection.commit()
-            except DBAPIError as error:
-                if not (commits and error.connection_invalidated):
-                    raise
-    except LockTimeout:
-        if final:
-            roll_back(connection)  # a failed COMMIT ends SQLAlchemy's transaction, and not the server's
-        raise
-    except (DBAPIError, DriverTimeout) as error:
-        unsure = final and _is_unsure(error, backend)
+            # the statement's reply says that it is committed, and that to COMMIT would say no more
+            with suppress(OutcomeUnknown) if commits_itself else nullcontext():
+                _commit(connection, backend, _left(execution.deadline))
+    return value
+
+
+def _commit(connection: Connection, backend: Backend, wait: float | None) -> None:
+    """Commit, or roll back and raise what COMMIT has raised.
+
+    :param wait: how long COMMIT may wait for others, in seconds, where it does; without it the app's own limit.
+    :raises LockTimeout: when that was not enough.
+    :raises OutcomeUnknown: when it may be committed nevertheless.
+    """
+    try:
+        # where COMMIT can wait for readers
+        with backend.committing(connection, wait) if backend.single_writer else nullcontext():
+            connection.commit()
+    except BaseException as error:
         if not _has_died(error):
             roll_back(connection)
-        if unsure:
-            raise _reply_lost(execution) from error
-        with translated(backend):
-            raise
-    except BaseException as error:
-        release_cursors(error)
+        if _is_unsure(error, backend):
+            raise OutcomeUnknown(
+                "the connection died during COMMIT, or its server lost the majority of its cluster: what was done is "
+                "committed, or it is not"
+            ) from error
         raise
-    return value
 
 
 def _has_died(error: BaseException) -> bool:
@@ -701,11 +693,6 @@ def _has_died(error: BaseException) -> bool:
 def _is_unsure(error: BaseException, backend: Backend) -> bool:
     """Return whether what was being committed may be committed, although there was an error."""
     return _has_died(error) or (isinstance(error, DBAPIError) and backend.may_be_committed(error))
-
-
-def _reply_lost(execution: Execution) -> OutcomeUnknown:
-    name = execution.operation.name
-    return OutcomeUnknown(f"{name}: the connection died before the reply arrived: it was done, or it was not")
 
 
 def _left(deadline: float | None) -> float | None:
@@ -755,11 +742,11 @@ def retried(
             conflict = is_conflict(error, backend_of(engine.dialect))
             died = isinstance(error, DBAPIError) and error.connection_invalidated
             now = time.monotonic()
-            if isinstance(error, DBAPIError) and died_waiting(error, now - began) and deadline and now > deadline:
+            if died_waiting(error, now - began) and deadline and now > deadline:
                 raise
             if not (conflict or died or (isinstance(error, OutcomeUnknown) and repeatable())):
                 raise
-            if retry > RETRIES and not (conflict and deadline is not None and time.monotonic() < deadline):
+            if retry > RETRIES and not (conflict and deadline is not None and now < deadline):
                 raise
             on_retry(error, retry)
         backoff = backoff or Backoff(shortest=0.01, share=1)

@@ -120,7 +120,7 @@ class Backend:
     server_queues: ClassVar[ServerQueues | None] = None
     #: sessions can be notified that a job was enqueued, if the server says so
     supports_listen: ClassVar[bool] = False
-    #: a function that gets its longest wait as an argument keeps to it by itself
+    #: a function that gets its longest wait as an argument keeps to it; elsewhere it doesn't while it waits for a row
     functions_limit_waits: ClassVar[bool] = True
 
     #: the marker is a savepoint, so that ``marker_lost`` releases savepoints that were made after it
@@ -235,7 +235,7 @@ class Backend:
         """
         raise NotImplementedError
 
-    def prepare(self, connection: Connection, wait: float | None) -> None:
+    def begin_before_write(self, connection: Connection, wait: float | None) -> None:
         """Begin, as SQLAlchemy would by itself at the first statement; called only with ``single_writer``.
 
         :param wait: how long that may wait, in seconds; by default as long as the app's own settings say.

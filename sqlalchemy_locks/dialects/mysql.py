@@ -320,8 +320,6 @@ class MySQL(Backend):
                 'a listener of "begin" or "before_cursor_execute" opens the transaction before Locks sets its '
                 f'isolation level, which {self.name} refuses afterwards: do it in a listener of "checkout" instead'
             )
-        # the server's variable still has the session's level, so the connection has to remember this one
-        connection.execution_options(locks_read_committed=True)
         return transaction
 
     def _begin_read_committed(self, connection: Connection) -> RootTransaction | None:

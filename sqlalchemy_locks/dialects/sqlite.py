@@ -131,7 +131,7 @@ class SQLite(Backend):
                 connection.exec_driver_sql("BEGIN")
         return transaction
 
-    def prepare(self, connection: Connection, wait: float | None) -> None:
+    def begin_before_write(self, connection: Connection, wait: float | None) -> None:
         raw: Any = connection.connection.driver_connection
         # aiosqlite doesn't tell its autocommit
         foreign = raw.in_transaction and not (connection.in_transaction() or connection.info.get(BEGINS_IMMEDIATE))

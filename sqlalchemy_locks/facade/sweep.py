@@ -8,7 +8,7 @@ from typing import Any
 
 from sqlalchemy_locks import semaphore
 from sqlalchemy_locks.facade.host import LockHost
-from sqlalchemy_locks.semaphore.statements import BATCH
+from sqlalchemy_locks.semaphore.statements import MAX_SWEPT
 from sqlalchemy_locks.semaphore.sweep import owned_requests, release_unchanged
 
 Alive = Callable[[list[str]], Iterable[str]]
@@ -30,8 +30,8 @@ def sweep(locks: LockHost, stale_after: float | timedelta | None, alive: Alive |
     swept: int = 0
     while released := run(overdue):
         swept += released
-    for start in range(0, len(dead), BATCH):
-        swept += run(release_unchanged(dead[start : start + BATCH]))
+    for start in range(0, len(dead), MAX_SWEPT):
+        swept += run(release_unchanged(dead[start : start + MAX_SWEPT]))
     if swept:
         locks._emit("swept", "semaphore", (), count=swept)
     return swept

@@ -34,7 +34,8 @@ from sqlalchemy_locks.errors import LockTimeout, MustRollback, PoolTimeout
 from sqlalchemy_locks.sql.clock import SecondsAgo
 from sqlalchemy_locks.sql.elements import LOCK_KEY, ReadCommitted, TakeRow, Writable
 
-_BATCH = 100
+#: keys that one transaction of a vacuum deletes at most
+_MAX_VACUUMED = 100
 _LOST = (
     "the server has rolled this transaction back, and released its locks: another one was the first to commit, on this "
     "node of the cluster or on another; roll it back here, too, and run it again"
@@ -51,7 +52,7 @@ def acquire(execution: Execution, *, shared: bool, tries: bool) -> bool | None:
     :return: whether it is held, if it ``tries``, which never waits; else ``None``, once it is held.
     """
     key = execution.values["lock_key"]
-    if execution.server.cluster is not None and not execution.read_committed:  # in Locks, the block does it
+    if execution.server.cluster is not None and not execution.begun_by_locks:  # in Locks, the block does it
         lost_when_ended(execution.connection, _LOST)
     if tries:
         return _try(execution, key, shared)
@@ -69,7 +70,7 @@ def vacuum(execution: Execution) -> int:
     _require_writable(execution)
     table, deleted = execution.context.tables.locked_keys, 0
     old = select(table.c.key).where(table.c.ts < SecondsAgo(_YOUNG))
-    batch = old.order_by(table.c.key).limit(_BATCH)
+    batch = old.order_by(table.c.key).limit(_MAX_VACUUMED)
     with side_connection(execution, row_wait=1) as side:
         keys = list(side.execute(batch).scalars())
         while keys:
@@ -97,7 +98,7 @@ def create(execution: Execution) -> int:
 def _acquire(execution: Execution, key: int, shared: bool) -> None:
     """Lock a key, waiting for it."""
     touches = execution.context.cluster is not None
-    if (execution.read_committed and not touches) or not _is_remembered(execution, key):
+    if (execution.begun_by_locks and not touches) or not _is_remembered(execution, key):
         row = _lock_present(execution, key, shared)
         if row.locked and not touches:
             return
@@ -136,7 +137,7 @@ def _lock_present(
     :return: the row of ``_look``.
     :raises NotWritable: where a lock would have no effect.
     """
-    at_any_level = at_any_level or execution.read_committed
+    at_any_level = at_any_level or execution.begun_by_locks
     statement = _look(execution.context.tables.locked_keys, shared, nowait, at_any_level)
     if not (at_any_level or execution.level in COMMITTED):
         # without a table: on MariaDB a table's mere name makes the snapshot of a SERIALIZABLE transaction

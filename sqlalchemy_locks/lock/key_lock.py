@@ -38,7 +38,7 @@ class _AcquireLock(OperationImpl):
     """The four ways to acquire a key."""
 
     held_by = "transaction"
-    sends_wait = True
+    wait_limit = "argument"
     uses_nonce = False
 
     def __init__(self, mode: _Mode) -> None:

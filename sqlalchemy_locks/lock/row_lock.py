@@ -31,7 +31,7 @@ class _Row(OperationImpl):
 
     name = "lock.row"
     held_by = "transaction"
-    waits = True
+    wait_limit = "setting"
     needs_installation = False
 
     def __init__(self, entity: Any) -> None:

@@ -61,7 +61,7 @@ class _SessionOperation(OperationImpl):
 
 class _SessionLock(_SessionOperation):
     name = "lock.session_exclusive"
-    waits = True
+    wait_limit = "setting"
 
     def build(self, context: BuildContext) -> Executable | None:
         return select(SessionLock(LOCK_KEY, bindparam("seconds", _YEAR, type_=Integer())))

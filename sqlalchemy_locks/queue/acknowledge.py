@@ -35,7 +35,7 @@ from sqlalchemy.engine.result import SimpleResultMetaData
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.captures.statements import by_key, selective_condition
-from sqlalchemy_locks.core.operation import BATCH, BuildContext, Execution, Operation
+from sqlalchemy_locks.core.operation import MAX_KEYS, BuildContext, Execution, Operation
 from sqlalchemy_locks.core.roles import ONE, RoleColumns
 from sqlalchemy_locks.queue.jobs import (
     BEGUN,
@@ -68,7 +68,7 @@ LONGEST_ERROR = 16000
 class UpdateOwnedJobs(JobOperation):
     """Changes running jobs that the caller still owns, and counts them."""
 
-    waits = True
+    wait_limit = "setting"
     #: rows that another session has locked are skipped and not counted; otherwise the UPDATE waits for them
     skips_locked = False
 
@@ -123,7 +123,7 @@ class UpdateOwnedJobs(JobOperation):
         return number
 
     def is_one_statement(self, execution: Execution) -> bool:
-        several = len(execution.values[PAIRS]) > BATCH and not execution.backend.writable_ctes
+        several = len(execution.values[PAIRS]) > MAX_KEYS and not execution.backend.writable_ctes
         return self.statement(execution.context) is not None and not several
 
     def _update_unlocked(self, execution: Execution, values: dict[str, Any]) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from sqlalchemy import Float, bindparam, case, delete, literal, select, update
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import BATCH, BuildContext, Execution, OperationImpl, execute_in_session
+from sqlalchemy_locks.core.operation import MAX_KEYS, BuildContext, Execution, OperationImpl, execute_in_session
 from sqlalchemy_locks.core.roles import RoleColumns, RoleMapping
 from sqlalchemy_locks.queue.jobs import NO_CLAIM, JobOperation
 from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
@@ -44,7 +44,7 @@ class GetJob(JobOperation):
 class UpdateWaitingJob(JobOperation):
     """Changes one job that waits, and returns whether there was one. It waits for a transaction that captures it."""
 
-    waits = True
+    wait_limit = "setting"
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         """Return what the UPDATE sets."""
@@ -85,7 +85,7 @@ class ResumeQueues(OperationImpl):
     """Deletes the rows of paused queues, and counts them."""
 
     name = "Queue.resume"
-    waits = True
+    wait_limit = "setting"
 
     def __init__(self, paused: RoleMapping) -> None:
         super().__init__()
@@ -110,4 +110,4 @@ class ResumeQueues(OperationImpl):
         return sum(execution.execute(statement, {"locks_ids": ids}).rowcount for ids in batches)
 
     def is_one_statement(self, execution: Execution) -> bool:
-        return super().is_one_statement(execution) and len(execution.values["locks_ids"]) <= BATCH
+        return super().is_one_statement(execution) and len(execution.values["locks_ids"]) <= MAX_KEYS

@@ -66,7 +66,7 @@ class Enqueue(JobOperation):
     def __init__(self, jobs: Jobs, when: str, *, known: bool, unique: bool, notify: bool) -> None:
         super().__init__(jobs, "Queue.put")
         self.when, self.known, self.unique, self.notify = when, known, unique, notify
-        self.waits = unique
+        self.wait_limit = "setting" if unique else None
         self._insert = cache(lambda context: self._inserting(context).values(self._values(context)))
         self._select_waiting = cache(self._waiting_by_key)
 

@@ -42,8 +42,8 @@ _RENEWALS = 3
 _FIRST_RETRY, _LONGEST_RETRY = 1 / 60, 1 / 12
 #: how much earlier than due a lease is renewed at most, so that it is renewed with others, in seconds
 _LONGEST_EARLY = 1.0
-#: leases that one batch renews at most
-BATCH = 500
+#: leases that one transaction renews at most
+MAX_RENEWED = 500
 
 THREAD_NAME = "sqlalchemy_locks.renewal"
 #: the longest wait of the last block's end for a renewal that is under way, in seconds: cancelled, it would cost a
@@ -230,8 +230,8 @@ class RenewalSchedule:
         """Renew the leases that are due, in batches."""
         now = clock()
         due = [lease for lease in self._all() if not lease.skipped and lease.due - lease.early <= now]
-        for start in range(0, len(due), BATCH):
-            self._renew_batch([lease for lease in due[start : start + BATCH] if self._is_held(lease)])
+        for start in range(0, len(due), MAX_RENEWED):
+            self._renew_batch([lease for lease in due[start : start + MAX_RENEWED] if self._is_held(lease)])
 
     def has_skipped(self) -> bool:
         """Return whether there are leases that a batch has skipped."""

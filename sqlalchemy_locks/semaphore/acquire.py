@@ -123,7 +123,7 @@ class AcquirePermits(base.SemaphoreImpl):
         # An INSERT that meets a duplicate locks a gap above READ COMMITTED. Once only: a snapshot still shows
         # what was cleaned up since.
         single_writer = execution.backend.single_writer
-        looks = single_writer or (first and not execution.read_committed)
+        looks = single_writer or (first and not execution.begun_by_locks)
         if looks and execution.execute(sql.find_request, {"by_external_id": values["external_id"]}).first():
             return None
         try:

@@ -26,7 +26,7 @@ EXTERNAL_ID = "the external_id of a request"
 class SemaphoreImpl(OperationImpl):
     """An operation that is one function call on PostgreSQL and YugabyteDB, and several statements elsewhere."""
 
-    sends_wait = True
+    wait_limit = "argument"
     uses_nonce = False
 
     def call(self) -> LockFunction | None:

@@ -64,8 +64,8 @@ class Guarded(SemaphoreImpl):
                 f"the permits of {permits} are held no longer, so the write was not made: "
                 f"{'there is no such request' if request is None else 'they were released, or their time ran out'}"
             )
-        if execution.read_committed and request.ttl_seconds is not None:
-            # a transaction of Locks, which restores the setting before it returns the connection
+        if execution.backend.key_rows and execution.begun_by_locks and request.ttl_seconds is not None:
+            # Locks restores the setting before it returns the connection
             execution.connection.execution_options(locks_on_return=_RESTORE_IDLE)
             execution.execute(_LIMIT_IDLE, {"seconds": math.ceil(min(request.ttl_seconds, 31_536_000))})
         if execution.session is not None and self.mapper is not None:

@@ -39,7 +39,7 @@ def read_committed_rows(
 
 def reads_snapshot(execution: Execution) -> bool:
     """Return whether a plain read may show rows as they were when the transaction began."""
-    return execution.backend.stale_reads and not execution.read_committed
+    return execution.backend.stale_reads and not execution.begun_by_locks
 
 
 def mark_changed(execution: Execution, semaphore: int) -> None:
@@ -76,7 +76,7 @@ def read_usage(execution: Execution, sql: Statements, rows: Iterable[Row[Any]], 
     for row in rows:
         usage = read_by_id.get(row.id)
         # READ UNCOMMITTED shows a release that may be rolled back; a snapshot from before a semaphore doesn't show it
-        dirty = row.dirty and not execution.read_committed
+        dirty = row.dirty and not execution.begun_by_locks
         # the sum of a statement that was killed is NULL, without an error
         if dirty or usage is None or usage.used is None or row.fence != usage.fence or row.id in changed:
             sums[row.id] = math.inf

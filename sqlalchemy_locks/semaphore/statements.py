@@ -16,8 +16,8 @@ from sqlalchemy_locks.sql.tables import Tables
 ACQUIRED, RELEASED, EXPIRED, DENIED = "ACQUIRED", "RELEASED", "EXPIRED", "DENIED"
 UNKNOWN, CONFLICT, HELD, DELETED = "UNKNOWN", "CONFLICT", "HELD", "DELETED"
 
-#: rows that one statement of a sweep or a clean-up handles at most
-BATCH = 800
+#: requests, or leases, that one SELECT of a sweep or a clean-up returns at most
+MAX_SWEPT = 800
 
 # in the statement itself, so that the index on what is held can be chosen for it
 HELD_STATE = sa.literal_column(f"'{ACQUIRED}'", sa.String())
@@ -200,22 +200,22 @@ def statements(tables: Tables, *, stale_reads: bool) -> Statements:
             req.c.id.in_(sa.select(per.c.permit_request_id).where(per.c.semaphore_id == _ROW_ID, is_held)),
             req.c.state == HELD_STATE,
             expiry(req) <= Now(),
-        ).limit(BATCH),
+        ).limit(MAX_SWEPT),
         read_overdue=dated_request.where(
             req.c.state == HELD_STATE, req.c.id > _AFTER, sa.or_(expiry(req) <= Now(), stale, ~held_of_request.exists())
         )
         .order_by(req.c.id)
-        .limit(BATCH),
+        .limit(MAX_SWEPT),
         read_owned=dated_request.add_columns(req.c.owner)
         .where(req.c.state == HELD_STATE, req.c.id > _AFTER, req.c.owner.is_not(None))
         .order_by(req.c.id)
-        .limit(BATCH),
+        .limit(MAX_SWEPT),
         lock_unreleased=dated_request.add_columns((expiry(req) <= Now()).label("expired"))
         # not "= 'ACQUIRED'", for which an index on states may be chosen, and every request that is held be locked
         .where(req.c.id.in_(_ROW_IDS), req.c.state != _RELEASED_STATE)
         .with_for_update(skip_locked=True),
         read_instant=sa.select(PlusSeconds(Now(), sa.bindparam("seconds", type_=sa.Float()))),
-        read_released=released_request.where(req.c.updated_at <= _CUTOFF).order_by(req.c.updated_at).limit(BATCH),
+        read_released=released_request.where(req.c.updated_at <= _CUTOFF).order_by(req.c.updated_at).limit(MAX_SWEPT),
         lock_released=released_request.where(req.c.id.in_(_ROW_IDS)).with_for_update(skip_locked=True),
         read_unused_leases=sa.select(sem.c.id, sem.c.fence)
         .where(
@@ -226,7 +226,7 @@ def statements(tables: Tables, *, stale_reads: bool) -> Statements:
             ~sa.select(his.c.id).where(his.c.semaphore_id == sem.c.id).exists(),
         )
         .order_by(sem.c.id)
-        .limit(BATCH),
+        .limit(MAX_SWEPT),
         read_semaphores_of_permits=sa.select(per.c.semaphore_id).where(per.c.semaphore_id.in_(_ROW_IDS)).distinct(),
         lock_leases=sa.select(sem.c.id, sem.c.fence, sem.c.on_demand)
         .where(sem.c.id.in_(_ROW_IDS))

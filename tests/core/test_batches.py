@@ -17,7 +17,7 @@ from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import ENGINES, unused
 
 #: three batches, the last one of a few
-NUMBER = 2 * operation.BATCH + 100
+NUMBER = 2 * operation.MAX_KEYS + 100
 
 
 @pytest.fixture(params=ENGINES)
@@ -28,7 +28,7 @@ def engine(request: pytest.FixtureRequest, engine_to: MakeEngine) -> Engine:
     @event.listens_for(engine, "connect")
     def limit(connection: Any, record: Any) -> None:
         if request.param == "sqlite":
-            connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 4 * operation.BATCH)
+            connection.setlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER, 4 * operation.MAX_KEYS)
         elif request.param == "mysql":
             with connection.cursor() as cursor:
                 cursor.execute("SET SESSION range_optimizer_max_mem_size = 250000")

@@ -42,7 +42,7 @@ def test_locked_row_holds_up_no_other_lease(
     face: str, servers: Any, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A guarded write of one is open: that one is neither renewed nor lost, and is renewed when the write has ended."""
-    monkeypatch.setattr(renewal, "BATCH", 8)
+    monkeypatch.setattr(renewal, "MAX_RENEWED", 8)
     plain = engine_to(FACES[face][0])
     NOTHING.create(plain, checkfirst=True)
     room = made(plain, 20)
@@ -64,7 +64,7 @@ def test_many_leases_outlive_a_write_that_is_open_for_longer_than_their_ttl(
     face: str, servers: Any, engine_to: MakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """More than one batch of them."""
-    monkeypatch.setattr(renewal, "BATCH", 50)
+    monkeypatch.setattr(renewal, "MAX_RENEWED", 50)
     plain = engine_to("postgresql15")
     NOTHING.create(plain, checkfirst=True)
     many, ttl = 130, 6

@@ -20,8 +20,8 @@ from sqlalchemy_locks.values import Grant, Released
 #: called with the locks, the form's fields, the visitor's name, and the app's own tables; returns a message
 Action = Callable[[Locks, Mapping[str, str], str, Mapping[str, OwnTable]], str]
 
-#: how many jobs one click requeues
-BATCH = 1000
+#: how many jobs one click requeues or revives at most
+MAX_JOBS = 1000
 #: the log of actions; warnings, which Python writes to standard error where the app has configured no handler
 AUDIT = logging.getLogger("sqlalchemy_locks.audit")
 _RELEASED = {
@@ -44,7 +44,7 @@ def release(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, O
 def requeue(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, OwnTable]) -> str:
     """Requeue stalled jobs of a queue."""
     name = form.get("queue", "")
-    operation = _queue_of(form, own).requeue_stalled(STALLED_AFTER, queue=name, limit=BATCH)
+    operation = _queue_of(form, own).requeue_stalled(STALLED_AFTER, queue=name, limit=MAX_JOBS)
     return f"Requeued {_jobs(locks.run(operation) or 0, 'stalled', name)}"
 
 
@@ -52,14 +52,14 @@ def revive(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Ow
     """Return one dead job, or those of a queue, to the queue with all their attempts."""
     name, job, queue = form.get("queue", ""), form.get("job"), _queue_of(form, own)
     if not job:
-        return f"Revived {_jobs(locks.run(queue.revive(queue=name, limit=BATCH)) or 0, 'dead', name)}"
+        return f"Revived {_jobs(locks.run(queue.revive(queue=name, limit=MAX_JOBS)) or 0, 'dead', name)}"
     return (
         f"Revived the job {job}" if locks.run(queue.revive(external_id=job)) else f"The job {job} is not dead any more"
     )
 
 
 def _jobs(number: int, state: str, queue: str) -> str:
-    more = "; there may be more" if number == BATCH else ""
+    more = "; there may be more" if number == MAX_JOBS else ""
     return f"{number:,} {state} job{'' if number == 1 else 's'} of {queue!r}{more}"
 
 
