@@ -36,7 +36,8 @@ from sqlalchemy_locks.runtime.renewal import NOT_HELD, LeaseTimers, LostEvent, R
 from sqlalchemy_locks.semaphore.acquire import for_block
 from sqlalchemy_locks.semaphore.admin import create_for_lease
 from sqlalchemy_locks.semaphore.availability import availability, is_held
-from sqlalchemy_locks.semaphore.release import abandon, renew_batch
+from sqlalchemy_locks.semaphore.release import abandon
+from sqlalchemy_locks.semaphore.renew import renew_batch
 from sqlalchemy_locks.values import Grant, Released
 
 T = TypeVar("T")

@@ -170,7 +170,7 @@ class AcquirePermits(base.SemaphoreImpl):
             sums, now, began = permit_sums.Usage(bounds, None, None)
         else:
             sums, now, began = permit_sums.read_usage(execution, sql, rows, request)
-            if permit_sums.reads_snapshot(execution):
+            if base.reads_snapshot(execution):
                 # not stored as the bound, on which others rely: at READ UNCOMMITTED, which can't always be detected,
                 # the sum may be too low
                 sums = {semaphore: min(used, bounds[semaphore]) for semaphore, used in sums.items()}
@@ -201,7 +201,7 @@ class AcquirePermits(base.SemaphoreImpl):
         self, execution: Execution, sql: Statements, request: int, ttl: float, now: Any, began: Any
     ) -> Any:
         """Return when the time to live runs out: it counts from after the waits, not from the INSERT before them."""
-        if now is None or permit_sums.reads_snapshot(execution):
+        if now is None or base.reads_snapshot(execution):
             # at SERIALIZABLE the sum, too, may have waited after it read the clock
             now = execution.execute(sql.read_clock, {}).scalar_one()
         if began is None or now - began > timedelta(seconds=min(0.01, ttl / 100)):
