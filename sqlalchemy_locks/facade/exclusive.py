@@ -150,7 +150,7 @@ class Held:
             raise
 
 
-class ExclusiveBlock:
+class KeyBlock:
     """The context manager of :meth:`Locks.exclusive` and :meth:`Locks.shared`, for one thread or task at a time.
 
     It decorates functions, too: each call then has a block of its own.
@@ -160,7 +160,7 @@ class ExclusiveBlock:
     """
 
     def __init__(
-        self, locks: LockHost, names: tuple[Name, ...], shared: bool, timeout: float | timedelta | None
+        self, locks: LockHost, names: tuple[Name, ...], *, shared: bool, timeout: float | timedelta | None
     ) -> None:
         if not names:
             raise ValueError("give at least one name to lock")
@@ -183,7 +183,7 @@ class ExclusiveBlock:
         """What error messages call it."""
         return "shared()" if self._shared else "exclusive()"
 
-    def copy(self) -> ExclusiveBlock:
+    def copy(self) -> KeyBlock:
         """Return a block with the same arguments, for another use at the same time."""
         other = copy.copy(self)
         other._entered, other._use = None, threading.Lock()

@@ -21,7 +21,7 @@ from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.operation import Operation, RowsOperation, fresh_nonce
 from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.errors import Unsupported
-from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Name
+from sqlalchemy_locks.facade.exclusive import KeyBlock, Name
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.facade.lease import LeaseContext, LeaseRenewer
 from sqlalchemy_locks.facade.maintenance import Maintenance, run_due_tasks
@@ -150,7 +150,7 @@ class Locks(LockHost):
 
         return decorate
 
-    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> ExclusiveBlock:
+    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> KeyBlock:
         """Hold keys exclusively while the block runs; a transaction holds them, and the block's end commits it.
 
         :param names: one or more keys, as :func:`sqlalchemy_locks.lock.exclusive` takes them; every block acquires them
@@ -176,9 +176,9 @@ class Locks(LockHost):
         >>> @locks.exclusive("report")
         ... def report() -> None: ...
         """
-        return ExclusiveBlock(self, names, False, timeout)
+        return KeyBlock(self, names, shared=False, timeout=timeout)
 
-    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> ExclusiveBlock:
+    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> KeyBlock:
         """Hold keys together with other sharers while the block runs. All else as :meth:`exclusive`.
 
         Each sharer waits on a connection of its own.
@@ -186,7 +186,7 @@ class Locks(LockHost):
         >>> with locks.shared("prices"):
         ...     read_prices()
         """
-        return ExclusiveBlock(self, names, True, timeout)
+        return KeyBlock(self, names, shared=True, timeout=timeout)
 
     def acquire(
         self,
