@@ -309,18 +309,14 @@ class KeyBlock:
                 Execution(short.connection, acquire(key, shared=self._shared), {}, deadline=deadline).perform()
                 if ticket is not None:
                     ticket.leave()
-        except PoolTimeout as error:
+        except BaseException as error:
             short.abandon(error)
-            raise
-        except LockTimeout as error:
-            short.abandon(error)
+            if not isinstance(error, LockTimeout) or isinstance(error, PoolTimeout):
+                raise
             if deadline is None or time.monotonic() < deadline:
                 return None
             # not for timeout=0, which is to be cheap; a caller can ask
             raise self._timed_out(() if self._timeout == 0 else self._holders_now()) from error
-        except BaseException as error:
-            short.abandon(error)
-            raise
         return Held(short, locks._session_maker, lambda error: self._emit("lost", error=error))
 
     def _holders_now(self) -> tuple[KeyHolder, ...]:
@@ -369,13 +365,8 @@ class KeyBlock:
             raise
         try:
             short.commit()
-        except BaseException:
             if session is not None:
-                type(session).close(session)
-            raise
-        if session is not None:
-            # after the COMMIT: listeners of after_commit send mails, and put jobs
-            try:
-                session.commit()
-            finally:
+                session.commit()  # after the COMMIT: listeners of after_commit send mails, and put jobs
+        finally:
+            if session is not None:
                 type(session).close(session)
