@@ -19,14 +19,13 @@ from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import ARRAY, BigInteger, Boolean, Float, Integer, Row, Text, bindparam, literal, literal_column, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
 from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
 from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.core.typing import shaped
-from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
+from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout
 from sqlalchemy_locks.semaphore import base, permit_sums
 from sqlalchemy_locks.semaphore.statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN, Statements
 from sqlalchemy_locks.sql.clock import utc
@@ -73,8 +72,10 @@ class AcquirePermits(base.SemaphoreImpl):
 
     def answer(self, execution: Execution, row: Row[Any]) -> Grant:
         state, replayed, token, expires_at, fences, exhausted, capacities = tuple(row)
-        if state in (UNKNOWN, CONFLICT):
-            raise _refused(execution, state, exhausted)
+        if state == UNKNOWN:
+            raise base.unknown_semaphore(*exhausted)
+        if state == CONFLICT:
+            raise _conflict(execution)
         until = expires_at and expires_at.astimezone(timezone.utc)
         return _grant(execution, state, token, until, fences or (), exhausted or (), replayed, capacities or ())
 
@@ -122,19 +123,11 @@ class AcquirePermits(base.SemaphoreImpl):
         values = {name: execution.values[name] for name in ("external_id", "owner", "ttl_seconds")}
         # An INSERT that meets a duplicate locks a gap above READ COMMITTED. Once only: a snapshot still shows
         # what was cleaned up since.
-        single_writer = execution.backend.single_writer
-        looks = single_writer or (first and not execution.read_committed)
+        looks = execution.backend.single_writer or (first and not execution.read_committed)
         if looks and execution.execute(sql.find_request, {"by_external_id": values["external_id"]}).first():
             return None
-        try:
-            result = execution.execute(sql.insert_request, {**values, "state": ACQUIRED, "token": execution.nonce})
-        except IntegrityError as error:
-            # a single writer has looked before, under its lock: this is no duplicate
-            if single_writer or execution.backend.meaning(error) != "duplicate":
-                raise
-            return None
-        key: Any = result.inserted_primary_key
-        return int(key[0])
+        values |= {"state": ACQUIRED, "token": execution.nonce}
+        return base.insert_unless_present(execution, sql.insert_request, values)
 
     def _replay(self, execution: Execution, sql: Statements) -> Grant | None:
         """Return the grant of the existing request; ``None`` when it was deleted meanwhile."""
@@ -150,7 +143,7 @@ class AcquirePermits(base.SemaphoreImpl):
         by_name = {names.get(permit.semaphore_id): permit for permit in permits}
         wanted = execution.values["permits"]
         if {name: permit.count for name, permit in by_name.items()} != wanted:
-            raise _refused(execution, CONFLICT, ())
+            raise _conflict(execution)
         state = EXPIRED if request.state == ACQUIRED and request.expired else request.state
         fences = [by_name[name].fence for name in wanted]
         return _grant(execution, state, request.token, utc(request.until), fences, (), True)
@@ -161,7 +154,7 @@ class AcquirePermits(base.SemaphoreImpl):
         unknown = [name for name, row in locked.items() if row is None]
         if unknown:
             execution.execute(sql.delete_request, {"row_id": request})
-            raise _refused(execution, UNKNOWN, unknown)
+            raise base.unknown_semaphore(*unknown)
         rows = [row for row in locked.values() if row is not None]
         counts = {row.id: count for row, count in zip(rows, permits.values(), strict=True)}
         # a release lowers no bound: one that leaves no room says nothing
@@ -210,10 +203,7 @@ class AcquirePermits(base.SemaphoreImpl):
         return utc(began + timedelta(seconds=ttl))
 
 
-def _refused(execution: Execution, state: str, names: Any) -> Exception:
-    if state == UNKNOWN:
-        called = ", ".join(repr(name) for name in names)
-        return UnknownSemaphore(f"there is no semaphore {called}: make it with semaphore.create")
+def _conflict(execution: Execution) -> IdempotencyConflict:
     return IdempotencyConflict(
         f"the request {execution.values['external_id']!r} was for other semaphores or other counts: "
         "one id stands for one request"

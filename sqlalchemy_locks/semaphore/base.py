@@ -11,13 +11,13 @@ from typing import Any
 from weakref import WeakSet
 
 from sqlalchemy import Row, Text, bindparam, select
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import milliseconds, valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
 from sqlalchemy_locks.core.side_pool import side_connection
-from sqlalchemy_locks.errors import LockTimeout, MustRollback, Unsupported
+from sqlalchemy_locks.errors import LockTimeout, MustRollback, UnknownSemaphore, Unsupported
 from sqlalchemy_locks.semaphore.statements import Statements, statements
 from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
 from sqlalchemy_locks.values import Grant
@@ -111,6 +111,23 @@ def read_committed_rows(
             return [connection.execute(each, values).all() for each in selects]
     except (DBAPIError, LockTimeout, MustRollback):
         return None
+
+
+def insert_unless_present(execution: Execution, insert: Executable, values: Mapping[str, Any]) -> int | None:
+    """Insert a row, and return its id; ``None`` where there is one of the same name or external id."""
+    try:
+        result = execution.execute(insert, values)
+    except IntegrityError as error:
+        # a single writer has looked before, under its lock: this is no duplicate
+        if execution.backend.single_writer or execution.backend.meaning(error) != "duplicate":
+            raise
+        return None
+    key: Any = result.inserted_primary_key
+    return int(key[0])
+
+
+def unknown_semaphore(*names: str) -> UnknownSemaphore:
+    return UnknownSemaphore(f"there is no semaphore {', '.join(map(repr, names))}: make it with semaphore.create")
 
 
 def lock_semaphore(execution: Execution, sql: Statements, name: str) -> Row[Any] | None:
