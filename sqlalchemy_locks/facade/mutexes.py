@@ -80,13 +80,12 @@ class Mutexes:
         if owner is not None or nonces is None:
             released = bool(self._run(self._mutex.release(id, queue=queue, owner=owner)))
         else:
-            released = False
             mapping, release = self._mutex._mapping, self._mutex._impls.release_of_nonce
             values = mapping.identity(id, queue)
-            for nonce in reversed(nonces):
-                if self._run(Operation(release, {**values, NONCE_PARAM: mapping.nonce_type(nonce)}), nonce):
-                    released = True
-                    break
+            released = any(
+                self._run(Operation(release, {**values, NONCE_PARAM: mapping.nonce_type(nonce)}), nonce)
+                for nonce in reversed(nonces)
+            )
             with self._changing:
                 # unless another thread has acquired it since
                 if self._acquired.get(key) is nonces:
