@@ -18,7 +18,7 @@ from sqlalchemy_locks._forks import replace_pool_in_forks, shares_one_connection
 from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds, valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.operation import Operation, RowsOperation, fresh_nonce
+from sqlalchemy_locks.core.operation import Operation, RowsOperation
 from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.errors import Unsupported
 from sqlalchemy_locks.facade.exclusive import KeyBlock, Name
@@ -111,8 +111,7 @@ class Locks(LockHost):
         """
         if every is None:
             raise TypeError("once_per needs a period: every=, in seconds or as a timedelta")
-        timeout = Timeout(every=every, windowed=windowed, tz=tz)
-        acquired = self._acquire_period(timeout, name, queue, fresh_nonce())
+        acquired = self._acquire_period(Timeout(every=every, windowed=windowed, tz=tz), name, queue)
         if acquired:
             self._emit("acquired", "period", (name,))
         return acquired

@@ -77,12 +77,13 @@ class AcquirePermits(base.SemaphoreImpl):
         if state == CONFLICT:
             raise _conflict(execution)
         until = expires_at and expires_at.astimezone(timezone.utc)
-        return _grant(execution, state, token, until, fences or (), exhausted or (), replayed, capacities or ())
+        arrays = {"fences": fences or (), "exhausted": exhausted or (), "capacities": capacities or ()}
+        return _grant(execution, state, token=token, until=until, replayed=replayed, **arrays)
 
     def run_statements(self, execution: Execution, sql: Statements) -> Grant:
         occupied = self._occupied_queues(execution, sql)
         if occupied:
-            return _denied(execution, occupied)
+            return _grant(execution, DENIED, exhausted=occupied)
         replaces_expired = execution.values["replaces_expired"]
         for attempt in range(_ROUNDS):
             if replaces_expired:
@@ -146,7 +147,7 @@ class AcquirePermits(base.SemaphoreImpl):
             raise _conflict(execution)
         state = EXPIRED if request.state == ACQUIRED and request.expired else request.state
         fences = [by_name[name].fence for name in wanted]
-        return _grant(execution, state, request.token, utc(request.until), fences, (), True)
+        return _grant(execution, state, token=request.token, until=utc(request.until), fences=fences, replayed=True)
 
     def _decide(self, execution: Execution, sql: Statements, request: int) -> Grant:
         permits, ttl = execution.values["permits"], execution.values["ttl_seconds"]
@@ -179,7 +180,7 @@ class AcquirePermits(base.SemaphoreImpl):
                 exhausted.append(name)
         if exhausted:
             execution.execute(sql.delete_request, {"row_id": request})
-            return _denied(execution, exhausted)
+            return _grant(execution, DENIED, exhausted=exhausted)
         for row in rows:
             bound = bounds[row.id] + counts[row.id]
             execution.execute(sql.raise_fence, {"row_id": row.id, "bound": None if bound == math.inf else int(bound)})
@@ -188,7 +189,7 @@ class AcquirePermits(base.SemaphoreImpl):
             execution.execute(sql.insert_permit, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
         until = None if ttl is None else self._start_lease(execution, sql, request, ttl, now, began)
         fences, capacities = [row.fence + 1 for row in rows], [row.capacity for row in rows]
-        return _grant(execution, ACQUIRED, execution.nonce, until, fences, (), False, capacities)
+        return _grant(execution, ACQUIRED, token=execution.nonce, until=until, fences=fences, capacities=capacities)
 
     def _start_lease(
         self, execution: Execution, sql: Statements, request: int, ttl: float, now: Any, began: Any
@@ -213,11 +214,12 @@ def _conflict(execution: Execution) -> IdempotencyConflict:
 def _grant(
     execution: Execution,
     state: str,
-    token: str | None,
-    until: Any,
-    fences: Any,
-    exhausted: Any,
-    replayed: bool,
+    *,
+    token: str | None = None,
+    until: Any = None,
+    fences: Iterable[int] = (),
+    exhausted: Iterable[str] = (),
+    replayed: bool = False,
     capacities: Iterable[int] = (),
 ) -> Grant:
     permits = execution.values["permits"]
@@ -235,10 +237,6 @@ def _grant(
         token=token,
         capacities=tuple(capacities),
     )
-
-
-def _denied(execution: Execution, exhausted: Iterable[str]) -> Grant:
-    return _grant(execution, DENIED, None, None, (), exhausted, False)
 
 
 _ACQUIRE = AcquirePermits()
