@@ -247,17 +247,17 @@ class KeyBlock:
         # elsewhere a key is the database's, whatever the schema
         where = locks._reentry_scope if locks._backend.key_rows else None
         keys = (0,) if locks._backend.single_writer else self._names  # any two keys may be one lock
-        wanted = dict.fromkeys(zip(repeat((locks._engine.dialect, where)), keys), 1)
+        counts = dict.fromkeys(zip(repeat((locks._engine.dialect, where)), keys), 1)
         for entry in reentry.held_by("key", owner):
-            for held in entry.held:
-                if held in wanted:
-                    name = self._names.get(held[1])
+            for scope, key in entry.held:
+                if (scope, key) in counts:
+                    name = self._names.get(key)
                     what = f"{locks.engine_name}'s write lock, which every key is," if name is None else repr(name)
                     raise ReentryError(
                         f"this thread or task holds {what} already, and acquiring it again would deadlock: work in the "
                         "held.session of the block that holds it"
                     )
-        return reentry.enter("key", owner, wanted)
+        return reentry.enter("key", owner, counts)
 
     def _queue_and_acquire(self, started: float) -> Held:
         """Wait in the queue of this process for the first key, then in the database."""

@@ -248,11 +248,11 @@ class LeaseContext:
                 lost.set("it had been released or swept when its block ended")
                 held = False
             if not held:
-                gone = _lost_error(grant, lost)
+                loss = _lost_error(grant, lost)
                 if error is None:
-                    raise gone
+                    raise loss
                 if hasattr(error, "add_note"):
-                    error.add_note(str(gone))
+                    error.add_note(str(loss))
         except BaseException as raised:
             outcome = raised
             raise

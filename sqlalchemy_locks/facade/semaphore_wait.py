@@ -168,14 +168,14 @@ class SemaphoreWaiter:
         # a single attempt is to be cheap: it doesn't ask for the holders
         asks = self._timeout and not isinstance(error, PoolTimeout)
         holders = self._permit_holders(self._exhausted or ()) if asks else ()
-        late = LockTimeout(str(error), holders, kind) if holders or isinstance(error, _BeyondCapacity) else error
-        self._emit("waited", waited=time.monotonic() - self._began, error=late)
-        if late is not error:
-            raise late from error
+        timeout = LockTimeout(str(error), holders, kind) if holders or isinstance(error, _BeyondCapacity) else error
+        self._emit("waited", waited=time.monotonic() - self._began, error=timeout)
+        if timeout is not error:
+            raise timeout from error
 
     def _emit(self, event: str, **details: Any) -> None:
-        asked = self._request._values
-        details |= {"owner": asked["owner"], "external_id": asked["external_id"]}
+        values = self._request._values
+        details |= {"owner": values["owner"], "external_id": values["external_id"]}
         self._locks._emit(event, self._kind or "semaphore", self._permits, **details)
 
     def _wait(self) -> Grant:
@@ -274,15 +274,15 @@ class SemaphoreWaiter:
         else:
             rows = list(queue.run(operation))
         for row in rows:
-            wanted, held = self._permits[row.name], self._held.get(row.name, 0)
-            if row.capacity and wanted > row.capacity:
+            count, held = self._permits[row.name], self._held.get(row.name, 0)
+            if row.capacity and count > row.capacity:
                 raise _BeyondCapacity(
-                    f"{wanted} permits of {row.name!r} were asked for, and its capacity is {row.capacity}"
+                    f"{count} permits of {row.name!r} were asked for, and its capacity is {row.capacity}"
                 )
-            if held and row.capacity is not None and held + wanted > row.capacity:
+            if held and row.capacity is not None and held + count > row.capacity:
                 raise ReentryError(
                     f"this thread or task holds {held} of {row.capacity} permits of {row.name!r} already: waiting for "
-                    f"{wanted} more would deadlock"
+                    f"{count} more would deadlock"
                 )
         self._exhausted = exhausted_in(rows, self._permits)
 
@@ -339,9 +339,9 @@ class SemaphoreWaiter:
     def _timed_out(self) -> LockTimeout:
         within = "(timeout=0)" if self._timeout == 0 else f"within {self._timeout:g} s"
         if not self._exhausted:
-            wanted = ", ".join(map(repr, self._permits))
+            names = ", ".join(map(repr, self._permits))
             return LockTimeout(
-                f"{wanted}, or the request itself, stayed locked by others {within}: whether there is room is unknown"
+                f"{names}, or the request itself, stayed locked by others {within}: whether there is room is unknown"
             )
         return LockTimeout(f"{', '.join(map(repr, self._exhausted))} had no room {within}")
 

@@ -131,8 +131,8 @@ class LostEvent:
         ...     grant.lost.wait(0.01)
         False
         """
-        for left in self._waits(timeout):
-            self._event.wait(left)
+        for seconds in self._waits(timeout):
+            self._event.wait(seconds)
         return self.is_set()
 
     def _waits(self, timeout: float | timedelta | None) -> Iterator[float]:

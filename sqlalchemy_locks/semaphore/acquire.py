@@ -59,9 +59,9 @@ class AcquirePermits(base.SemaphoreImpl):
 
     def select_call(self, call: LockFunction) -> Executable:
         # called in the SELECT list of a subquery: in FROM, the server would store the row, and read it again
-        called = select(call.label("answer")).subquery("called")
+        subquery = select(call.label("answer")).subquery("called")
         answer: list[Any] = [literal_column(f"(called.answer).{name}") for name in _ANSWER]
-        return select(*answer).select_from(called)
+        return select(*answer).select_from(subquery)
 
     def arguments(self, execution: Execution) -> dict[str, Any]:
         arguments = {**super().arguments(execution), "nonce": execution.nonce}
@@ -142,11 +142,11 @@ class AcquirePermits(base.SemaphoreImpl):
         rows = execution.execute(sql.read_names, {"row_ids": [permit.semaphore_id for permit in permits]})
         names = {row.id: row.name for row in rows}
         by_name = {names.get(permit.semaphore_id): permit for permit in permits}
-        wanted = execution.values["permits"]
-        if {name: permit.count for name, permit in by_name.items()} != wanted:
+        counts = execution.values["permits"]
+        if {name: permit.count for name, permit in by_name.items()} != counts:
             raise _conflict(execution)
         state = EXPIRED if request.state == ACQUIRED and request.expired else request.state
-        fences = [by_name[name].fence for name in wanted]
+        fences = [by_name[name].fence for name in counts]
         return _grant(execution, state, token=request.token, until=utc(request.until), fences=fences, replayed=True)
 
     def _decide(self, execution: Execution, sql: Statements, request: int) -> Grant:

@@ -50,7 +50,7 @@ class CreateSemaphore(SemaphoreImpl):
             if semaphore is not None:
                 mark_changed(execution, semaphore)
                 if not on_demand:
-                    record(execution, sql, semaphore, None, capacity)
+                    record_change(execution, sql, semaphore, None, capacity)
                 return True
             # created, deleted or removed by others since
             row = execution.execute(sql.lock_semaphore, {"by_name": name}).first()
@@ -90,7 +90,7 @@ class ResizeSemaphore(SemaphoreImpl):
             execution.execute(sql.set_capacity, {"row_id": row.id, "new_capacity": capacity})
             execution.execute(sql.clear_on_demand, {"row_id": row.id})
             mark_changed(execution, row.id)
-            record(execution, sql, row.id, row.capacity, capacity)
+            record_change(execution, sql, row.id, row.capacity, capacity)
         elif row.on_demand:
             execution.execute(
                 sql.clear_on_demand, {"row_id": row.id}
@@ -112,7 +112,7 @@ class DeleteSemaphore(SemaphoreImpl):
         if row[0] == UNKNOWN:
             raise unknown_semaphore(execution.values["name"])
         if row[0] == HELD:
-            raise held(execution)
+            raise semaphore_held(execution)
         assert row[0] == DELETED
 
     def run_statements(self, execution: Execution, sql: Statements) -> None:
@@ -123,18 +123,18 @@ class DeleteSemaphore(SemaphoreImpl):
         if in_use and (current := sum_again(execution, sql, row, 0)) is not None:
             in_use, _ = current
         if in_use:
-            raise held(execution)
+            raise semaphore_held(execution)
         execution.execute(sql.set_capacity, {"row_id": row.id, "new_capacity": None})
         mark_changed(execution, row.id)
-        record(execution, sql, row.id, row.capacity, None)
+        record_change(execution, sql, row.id, row.capacity, None)
 
 
-def record(execution: Execution, sql: Statements, semaphore: int, old: int | None, new: int | None) -> None:
+def record_change(execution: Execution, sql: Statements, semaphore: int, old: int | None, new: int | None) -> None:
     change = {"semaphore_id": semaphore, "old_capacity": old, "new_capacity": new}
     execution.execute(sql.insert_history, {**change, "changed_by": execution.values["changed_by"]})
 
 
-def held(execution: Execution) -> SemaphoreHeld:
+def semaphore_held(execution: Execution) -> SemaphoreHeld:
     return SemaphoreHeld(
         f"permits of the semaphore {execution.values['name']!r} are held: semaphore.holders lists their holders; "
         "with a capacity of 0 no new ones are granted"

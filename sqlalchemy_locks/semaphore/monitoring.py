@@ -338,8 +338,8 @@ def oldest_holders(each: int, semaphores: Sequence[int]) -> RowsOperation[Any]:
     ``left`` is ``None`` without a time to live, and less than 0 for what has expired.
     """
     ids = dict(enumerate(semaphores))
-    chosen = {f"semaphore_{number}": ids.get(number) for number in range(SEMAPHORES)}
-    return RowsOperation(_OLDEST_HOLDERS, {"each": valid_int(each, "each"), **chosen})
+    parameters = {f"semaphore_{number}": ids.get(number) for number in range(SEMAPHORES)}
+    return RowsOperation(_OLDEST_HOLDERS, {"each": valid_int(each, "each"), **parameters})
 
 
 def holder_ages(limit: int) -> RowsOperation[Any]:
