@@ -313,7 +313,8 @@ def _sorted(execution: Execution, spec: CaptureSpec, result: Result[Any], keys: 
         names = [str(target.key_of(column)) for column in spec.table.primary_key]
         rows = sorted(frozen_rows(frozen), key=lambda row: place(tuple(getattr(row[0], name) for name in names)))
     else:
-        positions = spec.positions
+        columns = list(spec.table.c)
+        positions = [columns.index(column) for column in spec.table.primary_key]
         rows = sorted(frozen_rows(frozen), key=lambda row: place(tuple(row[n] for n in positions)))
     return frozen.with_new_rows(rows)()  # type: ignore[arg-type]
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import BigInteger, bindparam, case, literal, literal_column, select
@@ -122,7 +123,7 @@ class StateTransition(EntityPattern[E]):
             for claimed in (False, True)
             for force in (False, True)
         }
-        initial = _Initial(statuses[0])
+        initial = partial(_initial, statuses[0])
         self._create = {
             counts: row_admin.CreateRows(self._rows, "StateTransition.create", initial, retries=counts)
             for counts in (False, True)
@@ -243,15 +244,10 @@ class StateTransition(EntityPattern[E]):
         return Operation(self._set_retries, self._rows.identity(id, queue) | number)
 
 
-class _Initial:
-    """The initial values of a new task."""
-
-    def __init__(self, status: Any) -> None:
-        self.status = status
-
-    def __call__(self, at: RoleColumns) -> dict[str, Any]:
-        initial = {"status": literal(self.status, at["status"].type), "claim": literal_column("0"), "updated_at": Now()}
-        return initial | {"timeout": bindparam(param_name("timeout"), type_=BigInteger())}
+def _initial(status: Any, at: RoleColumns) -> dict[str, Any]:
+    """Return the initial values of a new task."""
+    initial = {"status": literal(status, at["status"].type), "claim": literal_column("0"), "updated_at": Now()}
+    return initial | {"timeout": bindparam(param_name("timeout"), type_=BigInteger())}
 
 
 class _Capture(CaptureImpl):

@@ -79,16 +79,12 @@ class CaptureSpec:
         """Whether a SELECT of the entity loads more than the columns of its table."""
         if self.mapper is None:
             return False
-        mappers = {self.mapper, *self.mapper.with_polymorphic_mappers}
+        mappers, own = {self.mapper, *self.mapper.with_polymorphic_mappers}, self.table.c
         return self.joined or any(
             any(each.lazy in ("joined", False, "subquery") for each in mapper.relationships)
-            or any(not each.deferred and each.columns[0] not in self._own for each in mapper.column_attrs)
+            or any(not each.deferred and not own.contains_column(each.columns[0]) for each in mapper.column_attrs)
             for mapper in mappers
         )
-
-    @cached_property
-    def _own(self) -> frozenset[Any]:
-        return frozenset(self.table.c)
 
     @property
     def deletes(self) -> bool:
@@ -105,12 +101,6 @@ class CaptureSpec:
         if target is None or target.mapper is None:
             return list(self.table.primary_key)
         return [getattr(target.entity, str(target.key_of(column))) for column in self.table.primary_key]
-
-    @property
-    def positions(self) -> list[int]:
-        """The positions of the primary key in a row of the table."""
-        columns = list(self.table.c)
-        return [columns.index(column) for column in self.table.primary_key]
 
     @property
     def key_changes(self) -> bool:

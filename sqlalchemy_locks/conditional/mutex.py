@@ -298,8 +298,8 @@ class BatchAcquire(OperationImpl):
             return None
         columns = self.mapping.columns(context)
         free = self._where_free(columns).cte("locks_free")
-        chosen = [column == free.c[column.key] for column in columns.table.primary_key]
-        return self._update(columns).where(*chosen).returning(columns["id"])
+        same_row = [column == free.c[column.key] for column in columns.table.primary_key]
+        return self._update(columns).where(*same_row).returning(columns["id"])
 
     def multi_statement_reason(self, context: BuildContext) -> str:
         return "whose UPDATE can't return the rows it changed"

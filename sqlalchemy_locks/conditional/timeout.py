@@ -167,8 +167,8 @@ class Timeout:
 
         >>> session.execute(sl.Timeout().listed()).all()
         """
-        chosen = {} if queue is None else self._mapping.queue(queue)
-        return RowsOperation(self._impls.listed[queue is not None], row_admin.limit(limit) | chosen)
+        values = {} if queue is None else self._mapping.queue(queue)
+        return RowsOperation(self._impls.listed[queue is not None], row_admin.limit(limit) | values)
 
     @shaped(BOOL_ROW)
     def set_retries(self, id: Any, retries: int | None, *, queue: Any = None) -> Operation[Any]:

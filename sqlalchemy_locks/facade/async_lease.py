@@ -47,8 +47,8 @@ class AsyncLostEvent:
 
     async def wait(self, timeout: float | timedelta | None = None) -> bool:
         """As ``LostEvent.wait``."""
-        for left in self._lost._waits(timeout):
-            await wait_for_future(self._future, left)
+        for seconds in self._lost._waits(timeout):
+            await wait_for_future(self._future, seconds)
         return self.is_set()
 
     def __repr__(self) -> str:

@@ -33,7 +33,7 @@ from sqlalchemy_locks.core.operation import RowsOperation
 from sqlalchemy_locks.core.transaction import IN_BLOCK
 from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.facade.async_lease import AsyncLeaseContext
-from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Held, Name
+from sqlalchemy_locks.facade.exclusive import Held, KeyBlock, Name
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import AsyncMaintenance
 from sqlalchemy_locks.facade.mutexes import Mutexes
@@ -105,14 +105,6 @@ class AsyncLocks:
     def dispatch(self) -> Any:
         """The listeners to :class:`~sqlalchemy_locks.runtime.events.LockEvents`."""
         return self._sync.dispatch
-
-    @property
-    def _listened(self) -> bool:
-        return self._sync._listened
-
-    @_listened.setter
-    def _listened(self, listened: bool) -> None:
-        self._sync._listened = listened
 
     @property
     def engine_name(self) -> str:
@@ -223,13 +215,13 @@ class AsyncLocks:
         """As :meth:`sqlalchemy_locks.Locks.maintenance`, for ``async with``."""
         return AsyncMaintenance(lambda: self.maintain(alive=alive), bounded_seconds(every, "every", zero=False))
 
-    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncExclusiveBlock:
+    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncKeyBlock:
         """As :meth:`sqlalchemy_locks.Locks.exclusive`, for ``async with``."""
-        return AsyncExclusiveBlock(self, self._sync.exclusive(*names, timeout=timeout))
+        return AsyncKeyBlock(self, self._sync.exclusive(*names, timeout=timeout))
 
-    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncExclusiveBlock:
+    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> AsyncKeyBlock:
         """As :meth:`sqlalchemy_locks.Locks.shared`, for ``async with``."""
-        return AsyncExclusiveBlock(self, self._sync.shared(*names, timeout=timeout))
+        return AsyncKeyBlock(self, self._sync.shared(*names, timeout=timeout))
 
     @overload
     async def run(self, operation: RowsOperation[tuple[T]]) -> list[T]: ...
@@ -291,20 +283,20 @@ class AsyncHeld:
         await greenlet_spawn(self._held.check)
 
 
-class AsyncExclusiveBlock:
+class AsyncKeyBlock:
     """The context manager of :meth:`AsyncLocks.exclusive` and :meth:`AsyncLocks.shared`; a decorator, too.
 
     >>> @locks.exclusive("report")
     ... async def report() -> None: ...
     """
 
-    def __init__(self, locks: AsyncLocks, block: ExclusiveBlock) -> None:
+    def __init__(self, locks: AsyncLocks, block: KeyBlock) -> None:
         self._locks = locks
         self._block = block
 
     def __call__(self, function: Callable[P, Awaitable[T]]) -> Callable[P, Coroutine[Any, Any, T]]:
         return in_async_block(
-            function, self._block.display_name, lambda: AsyncExclusiveBlock(self._locks, self._block.copy())
+            function, self._block.display_name, lambda: AsyncKeyBlock(self._locks, self._block.copy())
         )
 
     __bool__ = refuse_truth

@@ -42,7 +42,6 @@ from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.lock.key_lock import acquire
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
-from sqlalchemy_locks.runtime.events import is_logged
 from sqlalchemy_locks.runtime.local_queue import Ticket, local_queues
 from sqlalchemy_locks.values import Holder, KeyHolder
 
@@ -150,7 +149,7 @@ class Held:
             raise
 
 
-class ExclusiveBlock:
+class KeyBlock:
     """The context manager of :meth:`Locks.exclusive` and :meth:`Locks.shared`, for one thread or task at a time.
 
     It decorates functions, too: each call then has a block of its own.
@@ -160,7 +159,7 @@ class ExclusiveBlock:
     """
 
     def __init__(
-        self, locks: LockHost, names: tuple[Name, ...], shared: bool, timeout: float | timedelta | None
+        self, locks: LockHost, names: tuple[Name, ...], *, shared: bool, timeout: float | timedelta | None
     ) -> None:
         if not names:
             raise ValueError("give at least one name to lock")
@@ -183,7 +182,7 @@ class ExclusiveBlock:
         """What error messages call it."""
         return "shared()" if self._shared else "exclusive()"
 
-    def copy(self) -> ExclusiveBlock:
+    def copy(self) -> KeyBlock:
         """Return a block with the same arguments, for another use at the same time."""
         other = copy.copy(self)
         other._entered, other._use = None, threading.Lock()
@@ -208,13 +207,12 @@ class ExclusiveBlock:
             raise
         entered = time.monotonic()
         self._entered = held, entry, entered
-        if self._locks._listened or is_logged():
-            try:
-                self._emit("waited", waited=entered - started)
-                self._emit("acquired", waited=entered - started)
-            except BaseException as error:  # a listener's SystemExit or gevent.Timeout
-                self.__exit__(type(error), error, error.__traceback__)
-                raise
+        try:
+            self._emit("waited", waited=entered - started)
+            self._emit("acquired", waited=entered - started)
+        except BaseException as error:  # a listener's SystemExit or gevent.Timeout
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return held
 
     def __exit__(
@@ -235,8 +233,7 @@ class ExclusiveBlock:
                 held._mark_lost(failed)
             self._emit("released", held=time.monotonic() - entered, error=failed)
             raise
-        if self._locks._listened or is_logged():
-            self._emit("released", held=time.monotonic() - entered, error=error)
+        self._emit("released", held=time.monotonic() - entered, error=error)
 
     def _emit(self, event: str, **details: Any) -> None:
         self._locks._emit(event, "lock", self._names.values(), shared=self._shared, **details)
@@ -250,17 +247,17 @@ class ExclusiveBlock:
         # elsewhere a key is the database's, whatever the schema
         where = locks._reentry_scope if locks._backend.key_rows else None
         keys = (0,) if locks._backend.single_writer else self._names  # any two keys may be one lock
-        wanted = dict.fromkeys(zip(repeat((locks._engine.dialect, where)), keys), 1)
+        counts = dict.fromkeys(zip(repeat((locks._engine.dialect, where)), keys), 1)
         for entry in reentry.held_by("key", owner):
-            for held in entry.held:
-                if held in wanted:
-                    name = self._names.get(held[1])
+            for scope, key in entry.held:
+                if (scope, key) in counts:
+                    name = self._names.get(key)
                     what = f"{locks.engine_name}'s write lock, which every key is," if name is None else repr(name)
                     raise ReentryError(
                         f"this thread or task holds {what} already, and acquiring it again would deadlock: work in the "
                         "held.session of the block that holds it"
                     )
-        return reentry.enter("key", owner, wanted)
+        return reentry.enter("key", owner, counts)
 
     def _queue_and_acquire(self, started: float) -> Held:
         """Wait in the queue of this process for the first key, then in the database."""
@@ -312,18 +309,14 @@ class ExclusiveBlock:
                 Execution(short.connection, acquire(key, shared=self._shared), {}, deadline=deadline).perform()
                 if ticket is not None:
                     ticket.leave()
-        except PoolTimeout as error:
+        except BaseException as error:
             short.abandon(error)
-            raise
-        except LockTimeout as error:
-            short.abandon(error)
+            if not isinstance(error, LockTimeout) or isinstance(error, PoolTimeout):
+                raise
             if deadline is None or time.monotonic() < deadline:
                 return None
             # not for timeout=0, which is to be cheap; a caller can ask
             raise self._timed_out(() if self._timeout == 0 else self._holders_now()) from error
-        except BaseException as error:
-            short.abandon(error)
-            raise
         return Held(short, locks._session_maker, lambda error: self._emit("lost", error=error))
 
     def _holders_now(self) -> tuple[KeyHolder, ...]:
@@ -372,13 +365,8 @@ class ExclusiveBlock:
             raise
         try:
             short.commit()
-        except BaseException:
             if session is not None:
-                type(session).close(session)
-            raise
-        if session is not None:
-            # after the COMMIT: listeners of after_commit send mails, and put jobs
-            try:
-                session.commit()
-            finally:
+                session.commit()  # after the COMMIT: listeners of after_commit send mails, and put jobs
+        finally:
+            if session is not None:
                 type(session).close(session)

@@ -21,7 +21,7 @@ from sqlalchemy_locks._forks import in_forked_child
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.core.cancellation import shielded
-from sqlalchemy_locks.core.operation import Operation, backend_of, installation
+from sqlalchemy_locks.core.operation import Operation, backend_of, fresh_nonce, installation
 from sqlalchemy_locks.core.transaction import Attempts, OperationRunner
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.dialects.base import Sleep, sleep_for
@@ -76,9 +76,9 @@ class LockHost(Observed):
         """As ``_installation``, for re-entry; see :func:`~sqlalchemy_locks.runtime.reentry.scope_of`."""
         return reentry.scope_of(self._engine)
 
-    def _acquire_period(self, timeout: Timeout, name: str, queue: str | None, nonce: str) -> bool:
+    def _acquire_period(self, timeout: Timeout, name: str, queue: str | None) -> bool:
         """Acquire the current period of a name, which is created on first use; ``False`` when another caller has."""
-        operation = timeout.acquire(name, queue=queue)
+        operation, nonce = timeout.acquire(name, queue=queue), fresh_nonce()
         try:
             return bool(self._run(operation, nonce))
         except UnknownTask:

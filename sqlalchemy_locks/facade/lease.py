@@ -13,10 +13,10 @@ import logging
 import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import fields
 from datetime import timedelta
+from functools import partial
 from types import TracebackType
 from typing import Any, ParamSpec, TypeVar
 
@@ -25,23 +25,21 @@ from sqlalchemy_locks._validation import timeout_seconds, valid_int
 from sqlalchemy_locks.core.operation import Operation
 from sqlalchemy_locks.core.side_pool import SidePool
 from sqlalchemy_locks.core.transaction import ROW_TIMEOUT, OperationRunner
-from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import LockLost, ReentryError, UnknownSemaphore, Unsupported
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
-from sqlalchemy_locks.runtime.events import is_logged
 from sqlalchemy_locks.runtime.renewal import NOT_HELD, LeaseTimers, LostEvent, RenewableLease, clock
 from sqlalchemy_locks.semaphore.acquire import for_block
 from sqlalchemy_locks.semaphore.admin import create_for_lease
 from sqlalchemy_locks.semaphore.availability import availability, is_held
-from sqlalchemy_locks.semaphore.release import abandon, renew_batch
+from sqlalchemy_locks.semaphore.release import abandon
+from sqlalchemy_locks.semaphore.renew import renew_batch
 from sqlalchemy_locks.values import Grant, Released
 
 T = TypeVar("T")
 P = ParamSpec("P")
-C = TypeVar("C", bound="LeaseContext")
 
 _log = logging.getLogger("sqlalchemy_locks")
 #: the longest wait for the row of one lease, as a part of its time to live
@@ -135,7 +133,7 @@ class LeaseContext:
         """What error messages call it."""
         return f"{self._kind}()"
 
-    def copy(self: C) -> C:
+    def copy(self) -> LeaseContext:
         """Return a block with the same arguments, for another use at the same time."""
         if self._external_id is not None:
             raise TypeError(
@@ -202,14 +200,16 @@ class LeaseContext:
                     raise LockLost(f"the request {grant.external_id!r} was granted, and its time ran out meanwhile")
             lost = LostEvent(self._ttl, asked_at)
             renewable = RenewableLease(grant, lost, asked_at)
-            lost.on_lost = _weak_callback(self._on_lost, grant)
+            emit = self._emitter(grant)
+            # not a method of this block, which is no longer renewed once it is garbage-collected
+            lost.on_lost = lambda lost: emit("lost", error=_lost_error(grant, lost))
             if lost:
-                raise self._lost_error(grant, lost)
+                raise _lost_error(grant, lost)
         except BaseException as error:
             try:
                 if grant is not None:
                     self._release(grant, error)
-                    self._emit("released", grant, held=time.monotonic() - began, error=error)
+                    self._emitter(grant)("released", held=time.monotonic() - began, error=error)
             finally:
                 self._use.release()
             raise
@@ -225,7 +225,7 @@ class LeaseContext:
         if not renewable.lost and not self._locks._run(is_held(grant)):
             renewable.lost.set(NOT_HELD)
         if renewable.lost:
-            raise self._lost_error(grant, renewable.lost)
+            raise _lost_error(grant, renewable.lost)
 
     def leave(self, error: BaseException | None) -> None:
         """Release the permits. :raises LockLost: when they were lost before, unless the block ends with an error."""
@@ -238,28 +238,27 @@ class LeaseContext:
         if lost.process != os.getpid():
             # a forked process doesn't hold them
             if lost and error is None:
-                raise self._lost_error(grant, lost)
+                raise _lost_error(grant, lost)
             return
         held, outcome = not lost, error
         # a block that raises because of its loss has not ended well: its id can be granted again
-        ended_by = error if held or error is not None else self._lost_error(grant, lost)
+        ended_by = error if held or error is not None else _lost_error(grant, lost)
         try:
             if self._release(grant, ended_by) is not Released.RELEASED:
                 lost.set("it had been released or swept when its block ended")
                 held = False
             if not held:
-                gone = self._lost_error(grant, lost)
+                loss = _lost_error(grant, lost)
                 if error is None:
-                    raise gone
+                    raise loss
                 if hasattr(error, "add_note"):
-                    error.add_note(str(gone))
+                    error.add_note(str(loss))
         except BaseException as raised:
             outcome = raised
             raise
         finally:
             lost.close()
-            if self._locks._listened or is_logged():
-                self._emit("released", grant, held=time.monotonic() - began, error=outcome)
+            self._emitter(grant)("released", held=time.monotonic() - began, error=outcome)
 
     def _acquire(self, held: Mapping[str, int]) -> tuple[Grant, float]:
         """Return the grant, and from when its time counts."""
@@ -315,28 +314,15 @@ class LeaseContext:
     def _log_unreleased(self, grant: Grant, error: BaseException) -> None:
         _log.warning("the grant of %s could not be released, and ends with its time: %r", list(grant.permits), error)
 
-    def _emit(self, what: str, grant: Grant, **labels: Any) -> None:
-        labels |= {"owner": self._owner, "external_id": grant.external_id, "fence": grant.fence}
-        self._locks._emit(what, self._kind, grant.permits, **labels)
-
-    def _on_lost(self, grant: Grant, lost: LostEvent) -> None:
-        self._emit("lost", grant, error=self._lost_error(grant, lost))
-
-    def _lost_error(self, grant: Grant, lost: LostEvent) -> LockLost:
-        names = ", ".join(map(repr, grant.permits))
-        return LockLost(f"the permits of {names} (request {grant.external_id!r}) are held no longer: {lost.why}")
+    def _emitter(self, grant: Grant) -> Callable[..., None]:
+        """Return what emits the events of a grant, without a reference to this block."""
+        labels: dict[str, Any] = {"owner": self._owner, "external_id": grant.external_id, "fence": grant.fence}
+        return partial(self._locks._emit, kind=self._kind, names=grant.permits, **labels)
 
 
-def _weak_callback(method: Callable[[Grant, LostEvent], None], grant: Grant) -> Callable[[LostEvent], None]:
-    """Return a callback that holds a weak reference to the method's object, so that abandoned blocks aren't renewed."""
-    reference = weakref.WeakMethod(method)
-
-    def call(lost: LostEvent) -> None:
-        callback = reference()
-        if callback is not None:
-            callback(grant, lost)
-
-    return call
+def _lost_error(grant: Grant, lost: LostEvent) -> LockLost:
+    names = ", ".join(map(repr, grant.permits))
+    return LockLost(f"the permits of {names} (request {grant.external_id!r}) are held no longer: {lost.why}")
 
 
 class LeaseRenewer:
@@ -354,8 +340,8 @@ class LeaseRenewer:
 
     def renew_alone(self, grant: Grant, ttl: float) -> bool:
         """Return whether a grant is held, and so was renewed; wait for its row, but not for long."""
-        one_writer = backend_for(self._locks._engine.dialect).single_writer
-        return bool(self._run(semaphore.renew(grant), ROW_TIMEOUT if one_writer else min(ROW_TIMEOUT, ttl * _ROW_WAIT)))
+        wait = ROW_TIMEOUT if self._locks._backend.single_writer else min(ROW_TIMEOUT, ttl * _ROW_WAIT)
+        return bool(self._run(semaphore.renew(grant), wait))
 
     def take_pool(self) -> SidePool | None:
         """Return the pool of its connections, to be disposed of: the next renewal makes another one."""

@@ -18,10 +18,10 @@ from sqlalchemy_locks._forks import replace_pool_in_forks, shares_one_connection
 from sqlalchemy_locks._validation import bounded_seconds, timeout_seconds, valid_name
 from sqlalchemy_locks.conditional.mutex import Mutex
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.operation import Operation, RowsOperation, fresh_nonce
+from sqlalchemy_locks.core.operation import Operation, RowsOperation
 from sqlalchemy_locks.core.typing import ValueOperation
 from sqlalchemy_locks.errors import Unsupported
-from sqlalchemy_locks.facade.exclusive import ExclusiveBlock, Name
+from sqlalchemy_locks.facade.exclusive import KeyBlock, Name
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.facade.lease import LeaseContext, LeaseRenewer
 from sqlalchemy_locks.facade.maintenance import Maintenance, run_due_tasks
@@ -29,7 +29,6 @@ from sqlalchemy_locks.facade.mutexes import Mutexes
 from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
 from sqlalchemy_locks.facade.sweep import DAY, Alive, sweep
 from sqlalchemy_locks.runtime.decorators import check_plain
-from sqlalchemy_locks.runtime.events import is_logged
 from sqlalchemy_locks.runtime.renewal import LeaseTimers
 from sqlalchemy_locks.values import Grant, Released, Report
 
@@ -112,8 +111,7 @@ class Locks(LockHost):
         """
         if every is None:
             raise TypeError("once_per needs a period: every=, in seconds or as a timedelta")
-        timeout = Timeout(every=every, windowed=windowed, tz=tz)
-        acquired = self._acquire_period(timeout, name, queue, fresh_nonce())
+        acquired = self._acquire_period(Timeout(every=every, windowed=windowed, tz=tz), name, queue)
         if acquired:
             self._emit("acquired", "period", (name,))
         return acquired
@@ -150,7 +148,7 @@ class Locks(LockHost):
 
         return decorate
 
-    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> ExclusiveBlock:
+    def exclusive(self, *names: Name, timeout: float | timedelta | None = None) -> KeyBlock:
         """Hold keys exclusively while the block runs; a transaction holds them, and the block's end commits it.
 
         :param names: one or more keys, as :func:`sqlalchemy_locks.lock.exclusive` takes them; every block acquires them
@@ -176,9 +174,9 @@ class Locks(LockHost):
         >>> @locks.exclusive("report")
         ... def report() -> None: ...
         """
-        return ExclusiveBlock(self, names, False, timeout)
+        return KeyBlock(self, names, shared=False, timeout=timeout)
 
-    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> ExclusiveBlock:
+    def shared(self, *names: Name, timeout: float | timedelta | None = None) -> KeyBlock:
         """Hold keys together with other sharers while the block runs. All else as :meth:`exclusive`.
 
         Each sharer waits on a connection of its own.
@@ -186,7 +184,7 @@ class Locks(LockHost):
         >>> with locks.shared("prices"):
         ...     read_prices()
         """
-        return ExclusiveBlock(self, names, True, timeout)
+        return KeyBlock(self, names, shared=True, timeout=timeout)
 
     def acquire(
         self,
@@ -238,7 +236,7 @@ class Locks(LockHost):
         True
         """
         released: Released = self._run_on_request(semaphore.release(external_id))
-        if released is Released.RELEASED and (self._listened or is_logged()):
+        if released is Released.RELEASED:
             self._emit_of_request("released", external_id)
         return released
 

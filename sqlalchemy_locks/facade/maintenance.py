@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy_locks import lock, semaphore
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.operation import Operation, cluster_behind, fresh_nonce
+from sqlalchemy_locks.core.operation import Operation, cluster_behind
 from sqlalchemy_locks.errors import LockError, NotInstalled, ReentryError
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.facade.sweep import DAY, Alive, check_alive, sweep
@@ -68,7 +68,7 @@ TASKS = (
     # once: apps that go on making keys would keep it going
     # in a cluster it is refused, since it would end holders on other nodes
     MaintenanceTask(
-        "keys", DAY, lambda locks, alive: 0 if cluster_behind(locks._engine) else locks._run(lock.vacuum()) or 0
+        "keys", DAY, lambda locks, alive: 0 if cluster_behind(locks._engine) else locks._run(lock.vacuum())
     ),
 )
 
@@ -79,9 +79,8 @@ def run_due_tasks(locks: LockHost, alive: Alive | None) -> Report:
     done = dict[str, int]()
     first: Exception | None = None
     for task in TASKS:
-        period, nonce = Timeout(every=task.every), fresh_nonce()
         try:
-            if locks._acquire_period(period, task.name, QUEUE, nonce):
+            if locks._acquire_period(Timeout(every=task.every), task.name, QUEUE):
                 done[task.name] = task.run(locks, alive)
         except NotInstalled:
             raise  # no task has its tables

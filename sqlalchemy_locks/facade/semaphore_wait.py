@@ -46,7 +46,7 @@ from sqlalchemy_locks.errors import (
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.keys import queue_keys
 from sqlalchemy_locks.runtime import reentry
-from sqlalchemy_locks.runtime.events import is_logged, log
+from sqlalchemy_locks.runtime.events import log
 from sqlalchemy_locks.runtime.local_queue import local_queues
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.semaphore.acquire import in_turn
@@ -132,11 +132,10 @@ class SemaphoreWaiter:
             if grant.replayed and self._kind is not None:
                 # its holder is another caller: it must not be released here
                 raise RequestHeld(f"the request {ident!r} is held by another caller")
-            if self._locks._listened or is_logged():
-                waited = time.monotonic() - self._began
-                self._emit("waited", waited=waited)
-                # timed for blocks only: other permits may be released by another process
-                self._emit("acquired", waited=waited if self._kind else None, fence=grant.fence)
+            waited = time.monotonic() - self._began
+            self._emit("waited", waited=waited)
+            # timed for blocks only: other permits may be released by another process
+            self._emit("acquired", waited=waited if self._kind else None, fence=grant.fence)
         except OutcomeUnknown as error:
             raise OutcomeUnknown(f"{error}; its external_id is {ident!r}: ask again with it, or release it") from error
         except (UnknownSemaphore, IdempotencyConflict, RequestHeld, RequestOver):
@@ -169,14 +168,14 @@ class SemaphoreWaiter:
         # a single attempt is to be cheap: it doesn't ask for the holders
         asks = self._timeout and not isinstance(error, PoolTimeout)
         holders = self._permit_holders(self._exhausted or ()) if asks else ()
-        late = LockTimeout(str(error), holders, kind) if holders or isinstance(error, _BeyondCapacity) else error
-        self._emit("waited", waited=time.monotonic() - self._began, error=late)
-        if late is not error:
-            raise late from error
+        timeout = LockTimeout(str(error), holders, kind) if holders or isinstance(error, _BeyondCapacity) else error
+        self._emit("waited", waited=time.monotonic() - self._began, error=timeout)
+        if timeout is not error:
+            raise timeout from error
 
     def _emit(self, event: str, **details: Any) -> None:
-        asked = self._request._values
-        details |= {"owner": asked["owner"], "external_id": asked["external_id"]}
+        values = self._request._values
+        details |= {"owner": values["owner"], "external_id": values["external_id"]}
         self._locks._emit(event, self._kind or "semaphore", self._permits, **details)
 
     def _wait(self) -> Grant:
@@ -184,16 +183,15 @@ class SemaphoreWaiter:
         # of the server's queues; semaphores of another schema or prefix have others
         keys = list(queue_keys(self._locks._installation, self._permits))
         grant = self._try(in_turn(self._request, keys) if ordered else self._request)
-        if grant is not None and grant.acquired:
+        if grant is not None:
             return grant
         if self._timeout == 0:
             raise self._timed_out()
-        outcome: Grant | str = next(iter(self._permits if grant is None else grant.exhausted))
         endless = self._timeout is None and log.isEnabledFor(logging.INFO)
         with _called_after(LONG_WAIT, self._log_wait, self._locks._engine) if endless else contextlib.nullcontext():
-            while not isinstance(outcome, Grant):
-                outcome = self._wait_for(outcome)
-        return outcome
+            while grant is None:
+                grant = self._wait_for(next(iter(self._exhausted or self._permits)))
+        return grant
 
     def _log_wait(self) -> None:
         """Log who holds what this request waits for."""
@@ -202,8 +200,8 @@ class SemaphoreWaiter:
         sentence = f"still waiting for {', '.join(map(repr, names))} after {waited:.0f} s, without a timeout"
         log.info("%s", LockTimeout(sentence, self._permit_holders(names)))
 
-    def _wait_for(self, name: str) -> Grant | str:
-        """Wait for room in a semaphore; return the grant, or which semaphore to wait for instead."""
+    def _wait_for(self, name: str) -> Grant | None:
+        """Wait for room in a semaphore; ``None`` where it has room, and another one of the request has none."""
         if self._held:
             return self._poll(name)
         ticket = self._queues.ticket(("queue", self._locks._installation, name))
@@ -211,20 +209,21 @@ class SemaphoreWaiter:
             if not ticket.wait(self._left()):
                 raise self._timed_out()
             with self._queues.spare_connection(self._locks._engine.pool) as spare:
-                outcome = self._wait_at_head(name) if spare else None
-                return self._poll(name) if outcome is None else outcome
+                return self._wait_at_head(name) if spare else self._poll(name)
         finally:
             ticket.leave()
 
-    def _wait_at_head(self, name: str) -> Grant | str | None:
-        """As :meth:`_wait_for`, at the head of the server's queue; ``None`` where there is none, or no time for it."""
+    def _wait_at_head(self, name: str) -> Grant | None:
+        """As :meth:`_wait_for`, at the head of the server's queue where there is one, and time to reach it."""
         (key,) = queue_keys(self._locks._installation, [name])
         backoff = Backoff(0.01)
         queues = self._backend.server_queues
         while queues is not None and self._left() > queues.shortest_wait:
             try:
                 with ServerQueue(self._locks._engine, key, self._locks._after_begin.call) as queue:
-                    return self._poll(name, queue) if queue.join(self._left()) else None
+                    if queue.join(self._left()):
+                        return self._poll(name, queue)
+                break
             except (PoolTimeout, _BeyondCapacity):
                 raise
             except LockTimeout as error:
@@ -236,9 +235,9 @@ class SemaphoreWaiter:
             except (DriverTimeout, MustRollback):
                 pass
             self._pause(backoff)
-        return None
+        return self._poll(name)
 
-    def _poll(self, name: str, queue: ServerQueue | None = None) -> Grant | str:
+    def _poll(self, name: str, queue: ServerQueue | None = None) -> Grant | None:
         """As :meth:`_wait_for`, by looking again and again whether there is room.
 
         :param queue: whose head this request has reached; without it, no connection is kept between two polls.
@@ -246,18 +245,17 @@ class SemaphoreWaiter:
         # without an order, whoever polls less often than others is served less often
         backoff = Backoff(0.01, 0.002) if queue is None else Backoff(0.0003)
         while True:
-            exhausted = self._look(queue)
-            if exhausted is not None and not exhausted:
+            self._look(queue)
+            if self._exhausted is not None and not self._exhausted:
                 grant = self._try(self._request)
-                if grant is not None and grant.acquired:
+                if grant is not None:
                     return grant
-                exhausted = None if grant is None else grant.exhausted
-            if exhausted is not None and name not in exhausted:
-                return exhausted[0]
+            if self._exhausted is not None and name not in self._exhausted:
+                return None
             self._pause(backoff)
 
-    def _look(self, queue: ServerQueue | None) -> Sequence[str] | None:
-        """Return which of the semaphores have no room, by a plain read; ``None`` where that was locked out.
+    def _look(self, queue: ServerQueue | None) -> None:
+        """Read which of the semaphores have no room, without a lock.
 
         :raises ReentryError: when waiting for it would deadlock with what the caller holds.
         :raises LockTimeout: when it asks for more than a capacity, unless that is 0.
@@ -272,25 +270,24 @@ class SemaphoreWaiter:
                 raise
             except LockTimeout:
                 self._exhausted = None
-                return None
+                return
         else:
             rows = list(queue.run(operation))
         for row in rows:
-            wanted, held = self._permits[row.name], self._held.get(row.name, 0)
-            if row.capacity and wanted > row.capacity:
+            count, held = self._permits[row.name], self._held.get(row.name, 0)
+            if row.capacity and count > row.capacity:
                 raise _BeyondCapacity(
-                    f"{wanted} permits of {row.name!r} were asked for, and its capacity is {row.capacity}"
+                    f"{count} permits of {row.name!r} were asked for, and its capacity is {row.capacity}"
                 )
-            if held and row.capacity is not None and held + wanted > row.capacity:
+            if held and row.capacity is not None and held + count > row.capacity:
                 raise ReentryError(
                     f"this thread or task holds {held} of {row.capacity} permits of {row.name!r} already: waiting for "
-                    f"{wanted} more would deadlock"
+                    f"{count} more would deadlock"
                 )
         self._exhausted = exhausted_in(rows, self._permits)
-        return self._exhausted
 
     def _try(self, request: Operation[Any]) -> Grant | None:
-        """Attempt to acquire once; ``None`` when others kept the rows locked for too long.
+        """Attempt to acquire once; ``None`` when there is no room, or others kept the rows locked for too long.
 
         :raises RequestOver: when the request was granted before, and its grant has ended.
         """
@@ -322,7 +319,7 @@ class SemaphoreWaiter:
                 grant.state,
             )
         self._exhausted = grant.exhausted
-        return grant
+        return grant if grant.acquired else None
 
     def _note_late_attempt(self) -> None:
         self._late_attempt = True
@@ -342,9 +339,9 @@ class SemaphoreWaiter:
     def _timed_out(self) -> LockTimeout:
         within = "(timeout=0)" if self._timeout == 0 else f"within {self._timeout:g} s"
         if not self._exhausted:
-            wanted = ", ".join(map(repr, self._permits))
+            names = ", ".join(map(repr, self._permits))
             return LockTimeout(
-                f"{wanted}, or the request itself, stayed locked by others {within}: whether there is room is unknown"
+                f"{names}, or the request itself, stayed locked by others {within}: whether there is room is unknown"
             )
         return LockTimeout(f"{', '.join(map(repr, self._exhausted))} had no room {within}")
 

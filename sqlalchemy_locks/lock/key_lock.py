@@ -7,6 +7,7 @@ files of their own: ``innodb.py``, ``write_lock.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 from sqlalchemy import ARRAY, BigInteger, Boolean, Integer, bindparam, false, literal_column, null, select, true
@@ -27,11 +28,11 @@ from sqlalchemy_locks.values import Holder
 class _Mode(NamedTuple):
     """How a key is acquired."""
 
-    shared: bool
+    shared: bool = False
     #: acquire it only if it is free
-    tries: bool
+    tries: bool = False
     #: acquire it even where the snapshot is older than the lock
-    allow_stale: bool
+    allow_stale: bool = False
 
 
 class _AcquireLock(OperationImpl):
@@ -78,7 +79,7 @@ class _AcquireLock(OperationImpl):
         mode, backend = self.mode, execution.backend
         if execution.wait == 0 and not mode.tries:
             # a server's own limit may have no zero, and ends the transaction
-            if not _ACQUIRE[mode._replace(tries=True)].run(execution):
+            if not _acquire_in(mode._replace(tries=True)).run(execution):
                 raise LockTimeout("it is locked, and there was no time to wait")
             return None
         if backend.key_rows:
@@ -131,12 +132,7 @@ class _KeysOperation(OperationImpl):
         return self._run_on_innodb(execution) if execution.backend.key_rows else super().run(execution)
 
 
-_ACQUIRE = {
-    mode: _AcquireLock(mode)
-    for mode in (
-        _Mode(shared, tries, stale) for shared in (False, True) for tries in (False, True) for stale in (False, True)
-    )
-}
+_acquire_in = cache(_AcquireLock)
 _UNLOCK = _Unlock()
 _VACUUM = _KeysOperation(
     "lock.vacuum",
@@ -154,11 +150,11 @@ _CREATE = _KeysOperation(
 
 def acquire(key: int, *, shared: bool) -> Operation[Any]:
     """Return the acquisition of a key, for a block."""
-    return Operation(_ACQUIRE[_Mode(shared, False, False)], {"lock_key": key})
+    return Operation(_acquire_in(_Mode(shared=shared)), {"lock_key": key})
 
 
-def _named(name: str | int, *mode: bool) -> Operation[Any]:
-    return Operation(_ACQUIRE[_Mode(*mode)], {"lock_key": as_key(name), "lock_name": name})
+def _named(name: str | int, **mode: bool) -> Operation[Any]:
+    return Operation(_acquire_in(_Mode(**mode)), {"lock_key": as_key(name), "lock_name": name})
 
 
 @shaped(NONE_ROW)
@@ -186,7 +182,7 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     >>> with Session(engine) as session, session.begin():
     ...     session.execute(sl.lock.exclusive("invoice:42"))
     """
-    return _named(name, False, False, allow_stale)
+    return _named(name, allow_stale=allow_stale)
 
 
 @shaped(NONE_ROW)
@@ -200,7 +196,7 @@ def shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
 
     >>> session.execute(sl.lock.shared("prices"))
     """
-    return _named(name, True, False, allow_stale)
+    return _named(name, shared=True, allow_stale=allow_stale)
 
 
 @shaped(BOOL_ROW)
@@ -216,7 +212,7 @@ def try_exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[An
     >>> session.scalar(sl.lock.try_exclusive("invoice:42"))
     True
     """
-    return _named(name, False, True, allow_stale)
+    return _named(name, tries=True, allow_stale=allow_stale)
 
 
 @shaped(BOOL_ROW)
@@ -226,7 +222,7 @@ def try_shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     >>> session.scalar(sl.lock.try_shared("prices"))
     True
     """
-    return _named(name, True, True, allow_stale)
+    return _named(name, shared=True, tries=True, allow_stale=allow_stale)
 
 
 @shaped(NONE_ROW)

@@ -22,15 +22,10 @@ from sqlalchemy_locks.core.operation import build_context, translated_schema
 from sqlalchemy_locks.errors import ReentryError
 
 
-class _ThreadToken:
-    """A thread's identity; its number may be reused when it has ended."""
-
-    __slots__ = ("__weakref__",)
-
-
 class _ThreadLocal(threading.local):
     def __init__(self) -> None:
-        self.token = _ThreadToken()
+        #: the thread's identity; its number may be reused when it has ended
+        self.token = object()
 
 
 class HeldEntry:
@@ -66,7 +61,7 @@ def current_owner() -> tuple[Any, ...]:
 
 @in_forked_child
 def _forget_parent() -> None:
-    _local.token = _ThreadToken()
+    _local.token = object()
 
 
 def scope_of(engine: Engine) -> str:

@@ -131,8 +131,8 @@ class LostEvent:
         ...     grant.lost.wait(0.01)
         False
         """
-        for left in self._waits(timeout):
-            self._event.wait(left)
+        for seconds in self._waits(timeout):
+            self._event.wait(seconds)
         return self.is_set()
 
     def _waits(self, timeout: float | timedelta | None) -> Iterator[float]:
@@ -311,7 +311,6 @@ class RenewalThread:
     def __init__(self, renewer: Renewer) -> None:
         self.process = os.getpid()
         self.schedule = RenewalSchedule(renewer)
-        self._renewer = renewer
         self._changed = threading.Condition()
         self._runs = self._renews_skipped = False
         #: when the thread looks again, by :func:`clock`
@@ -392,7 +391,7 @@ class RenewalThread:
         """Dispose of the pool when no thread uses it."""
         with self._changed:
             in_use = self._runs or self._renews_skipped
-            pool = None if in_use else self._renewer.take_pool()
+            pool = None if in_use else self.schedule.renewer.take_pool()
         if pool is not None:
             pool.dispose()
 
@@ -405,7 +404,7 @@ class RenewalTask:
 
     def __init__(self, renewer: Renewer, on_end: Callable[[], object]) -> None:
         self.schedule = RenewalSchedule(renewer)
-        self._renewer, self._on_end = renewer, on_end
+        self._on_end = on_end
         self._changed = asyncio.Event()
         #: the task has ended, or has leases to renew again
         self._settled = asyncio.Event()
@@ -470,7 +469,7 @@ class RenewalTask:
             self._changed.set()
 
     async def _release_pool(self) -> None:
-        pool = self._renewer.take_pool()
+        pool = self.schedule.renewer.take_pool()
         if pool is not None:
             await greenlet_spawn(pool.dispose)
 

@@ -15,7 +15,8 @@ from sqlalchemy_locks.semaphore.acquire import acquire
 from sqlalchemy_locks.semaphore.admin import create, delete, resize
 from sqlalchemy_locks.semaphore.guarded import guarded
 from sqlalchemy_locks.semaphore.monitoring import history, holders, usage
-from sqlalchemy_locks.semaphore.release import release, renew
+from sqlalchemy_locks.semaphore.release import release
+from sqlalchemy_locks.semaphore.renew import renew
 from sqlalchemy_locks.semaphore.sweep import clean, clean_history, clean_leases, sweep
 
 __all__ = [

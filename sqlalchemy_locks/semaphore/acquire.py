@@ -19,14 +19,13 @@ from typing import Any
 from uuid import uuid4
 
 from sqlalchemy import ARRAY, BigInteger, Boolean, Float, Integer, Row, Text, bindparam, literal, literal_column, select
-from sqlalchemy.exc import IntegrityError
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
 from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
 from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.core.typing import shaped
-from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout, UnknownSemaphore
+from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout
 from sqlalchemy_locks.semaphore import base, permit_sums
 from sqlalchemy_locks.semaphore.statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN, Statements
 from sqlalchemy_locks.sql.clock import utc
@@ -60,9 +59,9 @@ class AcquirePermits(base.SemaphoreImpl):
 
     def select_call(self, call: LockFunction) -> Executable:
         # called in the SELECT list of a subquery: in FROM, the server would store the row, and read it again
-        called = select(call.label("answer")).subquery("called")
+        subquery = select(call.label("answer")).subquery("called")
         answer: list[Any] = [literal_column(f"(called.answer).{name}") for name in _ANSWER]
-        return select(*answer).select_from(called)
+        return select(*answer).select_from(subquery)
 
     def arguments(self, execution: Execution) -> dict[str, Any]:
         arguments = {**super().arguments(execution), "nonce": execution.nonce}
@@ -73,15 +72,18 @@ class AcquirePermits(base.SemaphoreImpl):
 
     def answer(self, execution: Execution, row: Row[Any]) -> Grant:
         state, replayed, token, expires_at, fences, exhausted, capacities = tuple(row)
-        if state in (UNKNOWN, CONFLICT):
-            raise _refused(execution, state, exhausted)
+        if state == UNKNOWN:
+            raise base.unknown_semaphore(*exhausted)
+        if state == CONFLICT:
+            raise _conflict(execution)
         until = expires_at and expires_at.astimezone(timezone.utc)
-        return _grant(execution, state, token, until, fences or (), exhausted or (), replayed, capacities or ())
+        arrays = {"fences": fences or (), "exhausted": exhausted or (), "capacities": capacities or ()}
+        return _grant(execution, state, token=token, until=until, replayed=replayed, **arrays)
 
     def run_statements(self, execution: Execution, sql: Statements) -> Grant:
         occupied = self._occupied_queues(execution, sql)
         if occupied:
-            return _denied(execution, occupied)
+            return _grant(execution, DENIED, exhausted=occupied)
         replaces_expired = execution.values["replaces_expired"]
         for attempt in range(_ROUNDS):
             if replaces_expired:
@@ -122,19 +124,11 @@ class AcquirePermits(base.SemaphoreImpl):
         values = {name: execution.values[name] for name in ("external_id", "owner", "ttl_seconds")}
         # An INSERT that meets a duplicate locks a gap above READ COMMITTED. Once only: a snapshot still shows
         # what was cleaned up since.
-        single_writer = execution.backend.single_writer
-        looks = single_writer or (first and not execution.begun_by_locks)
+        looks = execution.backend.single_writer or (first and not execution.begun_by_locks)
         if looks and execution.execute(sql.find_request, {"by_external_id": values["external_id"]}).first():
             return None
-        try:
-            result = execution.execute(sql.insert_request, {**values, "state": ACQUIRED, "token": execution.nonce})
-        except IntegrityError as error:
-            # a single writer has looked before, under its lock: this is no duplicate
-            if single_writer or execution.backend.meaning(error) != "duplicate":
-                raise
-            return None
-        key: Any = result.inserted_primary_key
-        return int(key[0])
+        values |= {"state": ACQUIRED, "token": execution.nonce}
+        return base.insert_unless_present(execution, sql.insert_request, values)
 
     def _replay(self, execution: Execution, sql: Statements) -> Grant | None:
         """Return the grant of the existing request; ``None`` when it was deleted meanwhile."""
@@ -148,12 +142,12 @@ class AcquirePermits(base.SemaphoreImpl):
         rows = execution.execute(sql.read_names, {"row_ids": [permit.semaphore_id for permit in permits]})
         names = {row.id: row.name for row in rows}
         by_name = {names.get(permit.semaphore_id): permit for permit in permits}
-        wanted = execution.values["permits"]
-        if {name: permit.count for name, permit in by_name.items()} != wanted:
-            raise _refused(execution, CONFLICT, ())
+        counts = execution.values["permits"]
+        if {name: permit.count for name, permit in by_name.items()} != counts:
+            raise _conflict(execution)
         state = EXPIRED if request.state == ACQUIRED and request.expired else request.state
-        fences = [by_name[name].fence for name in wanted]
-        return _grant(execution, state, request.token, utc(request.until), fences, (), True)
+        fences = [by_name[name].fence for name in counts]
+        return _grant(execution, state, token=request.token, until=utc(request.until), fences=fences, replayed=True)
 
     def _decide(self, execution: Execution, sql: Statements, request: int) -> Grant:
         permits, ttl = execution.values["permits"], execution.values["ttl_seconds"]
@@ -161,7 +155,7 @@ class AcquirePermits(base.SemaphoreImpl):
         unknown = [name for name, row in locked.items() if row is None]
         if unknown:
             execution.execute(sql.delete_request, {"row_id": request})
-            raise _refused(execution, UNKNOWN, unknown)
+            raise base.unknown_semaphore(*unknown)
         rows = [row for row in locked.values() if row is not None]
         counts = {row.id: count for row, count in zip(rows, permits.values(), strict=True)}
         # a release lowers no bound: one that leaves no room says nothing
@@ -170,7 +164,7 @@ class AcquirePermits(base.SemaphoreImpl):
             sums, now, began = permit_sums.Usage(bounds, None, None)
         else:
             sums, now, began = permit_sums.read_usage(execution, sql, rows, request)
-            if permit_sums.reads_snapshot(execution):
+            if base.reads_snapshot(execution):
                 # not stored as the bound, on which others rely: at READ UNCOMMITTED, which can't always be detected,
                 # the sum may be too low
                 sums = {semaphore: min(used, bounds[semaphore]) for semaphore, used in sums.items()}
@@ -186,7 +180,7 @@ class AcquirePermits(base.SemaphoreImpl):
                 exhausted.append(name)
         if exhausted:
             execution.execute(sql.delete_request, {"row_id": request})
-            return _denied(execution, exhausted)
+            return _grant(execution, DENIED, exhausted=exhausted)
         for row in rows:
             bound = bounds[row.id] + counts[row.id]
             execution.execute(sql.raise_fence, {"row_id": row.id, "bound": None if bound == math.inf else int(bound)})
@@ -195,13 +189,13 @@ class AcquirePermits(base.SemaphoreImpl):
             execution.execute(sql.insert_permit, {**permit, "fence": row.fence + 1, "state": ACQUIRED})
         until = None if ttl is None else self._start_lease(execution, sql, request, ttl, now, began)
         fences, capacities = [row.fence + 1 for row in rows], [row.capacity for row in rows]
-        return _grant(execution, ACQUIRED, execution.nonce, until, fences, (), False, capacities)
+        return _grant(execution, ACQUIRED, token=execution.nonce, until=until, fences=fences, capacities=capacities)
 
     def _start_lease(
         self, execution: Execution, sql: Statements, request: int, ttl: float, now: Any, began: Any
     ) -> Any:
         """Return when the time to live runs out: it counts from after the waits, not from the INSERT before them."""
-        if now is None or permit_sums.reads_snapshot(execution):
+        if now is None or base.reads_snapshot(execution):
             # at SERIALIZABLE the sum, too, may have waited after it read the clock
             now = execution.execute(sql.read_clock, {}).scalar_one()
         if began is None or now - began > timedelta(seconds=min(0.01, ttl / 100)):
@@ -210,10 +204,7 @@ class AcquirePermits(base.SemaphoreImpl):
         return utc(began + timedelta(seconds=ttl))
 
 
-def _refused(execution: Execution, state: str, names: Any) -> Exception:
-    if state == UNKNOWN:
-        called = ", ".join(repr(name) for name in names)
-        return UnknownSemaphore(f"there is no semaphore {called}: make it with semaphore.create")
+def _conflict(execution: Execution) -> IdempotencyConflict:
     return IdempotencyConflict(
         f"the request {execution.values['external_id']!r} was for other semaphores or other counts: "
         "one id stands for one request"
@@ -223,11 +214,12 @@ def _refused(execution: Execution, state: str, names: Any) -> Exception:
 def _grant(
     execution: Execution,
     state: str,
-    token: str | None,
-    until: Any,
-    fences: Any,
-    exhausted: Any,
-    replayed: bool,
+    *,
+    token: str | None = None,
+    until: Any = None,
+    fences: Iterable[int] = (),
+    exhausted: Iterable[str] = (),
+    replayed: bool = False,
     capacities: Iterable[int] = (),
 ) -> Grant:
     permits = execution.values["permits"]
@@ -245,10 +237,6 @@ def _grant(
         token=token,
         capacities=tuple(capacities),
     )
-
-
-def _denied(execution: Execution, exhausted: Iterable[str]) -> Grant:
-    return _grant(execution, DENIED, None, None, (), exhausted, False)
 
 
 _ACQUIRE = AcquirePermits()

@@ -11,8 +11,8 @@ from sqlalchemy.exc import IntegrityError
 from sqlalchemy_locks._validation import valid_int, valid_name
 from sqlalchemy_locks.core.operation import Execution, Operation
 from sqlalchemy_locks.core.typing import BOOL_ROW, INT_ROW, NONE_ROW, shaped
-from sqlalchemy_locks.errors import LockTimeout, SemaphoreHeld, UnknownSemaphore
-from sqlalchemy_locks.semaphore.base import SemaphoreImpl, lock_semaphore
+from sqlalchemy_locks.errors import LockTimeout, SemaphoreHeld
+from sqlalchemy_locks.semaphore.base import SemaphoreImpl, insert_unless_present, lock_semaphore, unknown_semaphore
 from sqlalchemy_locks.semaphore.permit_sums import mark_changed, read_usage, sum_again
 from sqlalchemy_locks.semaphore.statements import DELETED, HELD, UNKNOWN, Statements
 from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
@@ -50,13 +50,13 @@ class CreateSemaphore(SemaphoreImpl):
             if semaphore is not None:
                 mark_changed(execution, semaphore)
                 if not on_demand:
-                    record(execution, sql, semaphore, None, capacity)
+                    record_change(execution, sql, semaphore, None, capacity)
                 return True
             # created, deleted or removed by others since
             row = execution.execute(sql.lock_semaphore, {"by_name": name}).first()
         raise LockTimeout(f"others create and remove the semaphore {name!r} again and again")
 
-    def _insert(self, execution: Execution, sql: Statements) -> Any:
+    def _insert(self, execution: Execution, sql: Statements) -> int | None:
         # above the fence of any that was removed, of whatever name; the row is locked shared, so that none is removed
         # before this one is there
         floor = execution.execute(sql.share_floor, {}).first()
@@ -65,15 +65,7 @@ class CreateSemaphore(SemaphoreImpl):
                 execution.execute(sql.insert_semaphore, {"name": "", "capacity": None, "on_demand": False, "fence": 0})
             floor = execution.execute(sql.share_floor, {}).one()
         values = {key: execution.values[key] for key in ("name", "capacity", "on_demand")}
-        try:
-            result = execution.execute(sql.insert_semaphore, {**values, "fence": floor.fence})
-        except IntegrityError as error:
-            # a single writer has looked before, under its lock: this is no duplicate
-            if execution.backend.single_writer or execution.backend.meaning(error) != "duplicate":
-                raise
-            return None
-        key: Any = result.inserted_primary_key
-        return key[0]
+        return insert_unless_present(execution, sql.insert_semaphore, {**values, "fence": floor.fence})
 
 
 class ResizeSemaphore(SemaphoreImpl):
@@ -87,18 +79,18 @@ class ResizeSemaphore(SemaphoreImpl):
 
     def answer(self, execution: Execution, row: Row[Any]) -> int:
         if row[0] is None:
-            raise unknown(execution)
+            raise unknown_semaphore(execution.values["name"])
         return int(row[0])
 
     def run_statements(self, execution: Execution, sql: Statements) -> int:
         row, capacity = lock_semaphore(execution, sql, execution.values["name"]), execution.values["capacity"]
         if row is None:
-            raise unknown(execution)
+            raise unknown_semaphore(execution.values["name"])
         if row.capacity != capacity:
             execution.execute(sql.set_capacity, {"row_id": row.id, "new_capacity": capacity})
             execution.execute(sql.clear_on_demand, {"row_id": row.id})
             mark_changed(execution, row.id)
-            record(execution, sql, row.id, row.capacity, capacity)
+            record_change(execution, sql, row.id, row.capacity, capacity)
         elif row.on_demand:
             execution.execute(
                 sql.clear_on_demand, {"row_id": row.id}
@@ -118,35 +110,31 @@ class DeleteSemaphore(SemaphoreImpl):
 
     def answer(self, execution: Execution, row: Row[Any]) -> None:
         if row[0] == UNKNOWN:
-            raise unknown(execution)
+            raise unknown_semaphore(execution.values["name"])
         if row[0] == HELD:
-            raise held(execution)
+            raise semaphore_held(execution)
         assert row[0] == DELETED
 
     def run_statements(self, execution: Execution, sql: Statements) -> None:
         row = lock_semaphore(execution, sql, execution.values["name"])
         if row is None:
-            raise unknown(execution)
+            raise unknown_semaphore(execution.values["name"])
         in_use = read_usage(execution, sql, [row]).sums[row.id]
         if in_use and (current := sum_again(execution, sql, row, 0)) is not None:
             in_use, _ = current
         if in_use:
-            raise held(execution)
+            raise semaphore_held(execution)
         execution.execute(sql.set_capacity, {"row_id": row.id, "new_capacity": None})
         mark_changed(execution, row.id)
-        record(execution, sql, row.id, row.capacity, None)
+        record_change(execution, sql, row.id, row.capacity, None)
 
 
-def record(execution: Execution, sql: Statements, semaphore: int, old: int | None, new: int | None) -> None:
+def record_change(execution: Execution, sql: Statements, semaphore: int, old: int | None, new: int | None) -> None:
     change = {"semaphore_id": semaphore, "old_capacity": old, "new_capacity": new}
     execution.execute(sql.insert_history, {**change, "changed_by": execution.values["changed_by"]})
 
 
-def unknown(execution: Execution) -> UnknownSemaphore:
-    return UnknownSemaphore(f"there is no semaphore {execution.values['name']!r}: make it with semaphore.create")
-
-
-def held(execution: Execution) -> SemaphoreHeld:
+def semaphore_held(execution: Execution) -> SemaphoreHeld:
     return SemaphoreHeld(
         f"permits of the semaphore {execution.values['name']!r} are held: semaphore.holders lists their holders; "
         "with a capacity of 0 no new ones are granted"

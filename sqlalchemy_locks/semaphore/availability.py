@@ -12,11 +12,10 @@ from typing import Any
 from sqlalchemy import String, bindparam, exists, func, or_, select
 from sqlalchemy.sql import Executable
 
-from sqlalchemy_locks.core.operation import Operation, RowsOperation
+from sqlalchemy_locks.core.operation import BuildContext, Operation, RowsOperation
 from sqlalchemy_locks.semaphore.monitoring import ReadSemaphores
 from sqlalchemy_locks.semaphore.statements import HELD_STATE, expiry
 from sqlalchemy_locks.sql.clock import Now
-from sqlalchemy_locks.sql.tables import Tables
 from sqlalchemy_locks.values import Grant
 
 _EXTERNAL_ID = bindparam("external_id", type_=String())
@@ -28,8 +27,8 @@ class Availability(ReadSemaphores):
 
     name = "semaphore.availability"
 
-    def select(self, tables: Tables) -> Executable:
-        sem, req, per = tables.semaphore, tables.permit_request, tables.permit
+    def build(self, context: BuildContext) -> Executable | None:
+        sem, req, per = context.tables.semaphore, context.tables.permit_request, context.tables.permit
         lasting = or_(req.c.ttl_seconds.is_(None), expiry(req) > Now())
         used = (
             select(func.coalesce(func.sum(per.c.count), 0))
@@ -48,8 +47,8 @@ class IsHeld(ReadSemaphores):
 
     name = "semaphore.is_held"
 
-    def select(self, tables: Tables) -> Executable:
-        req = tables.permit_request
+    def build(self, context: BuildContext) -> Executable | None:
+        req = context.tables.permit_request
         return select(func.count()).where(
             req.c.external_id == _EXTERNAL_ID,
             req.c.token == _TOKEN,

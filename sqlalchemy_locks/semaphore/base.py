@@ -6,21 +6,28 @@ by name. A release locks no semaphore, so it never waits for an acquire.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+from weakref import WeakSet
 
-from sqlalchemy import Row, select
+from sqlalchemy import Row, Text, bindparam, select
+from sqlalchemy.exc import DBAPIError, IntegrityError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks._validation import milliseconds, valid_name
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, OperationImpl
-from sqlalchemy_locks.errors import Unsupported
-from sqlalchemy_locks.semaphore.permit_sums import read_committed_rows, reads_snapshot
+from sqlalchemy_locks.core.side_pool import side_connection
+from sqlalchemy_locks.errors import LockTimeout, MustRollback, UnknownSemaphore, Unsupported
 from sqlalchemy_locks.semaphore.statements import Statements, statements
 from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
 from sqlalchemy_locks.values import Grant
 
 #: what error messages call an id
 EXTERNAL_ID = "the external_id of a request"
+#: the arguments of the functions that find a request as :func:`identity_of` identifies it
+IDENTITY = (bindparam("external_id", type_=Text()), bindparam("token", type_=Text()))
+#: transactions of InnoDB that have released something themselves
+releasing_transactions: WeakSet[Any] = WeakSet()
 
 
 class SemaphoreImpl(OperationImpl):
@@ -87,6 +94,42 @@ class SemaphoreImpl(OperationImpl):
             raise self._refused_autocommit(execution)
 
 
+def reads_snapshot(execution: Execution) -> bool:
+    """Return whether a plain read may show rows as they were when the transaction began."""
+    return execution.backend.stale_reads and not execution.begun_by_locks
+
+
+def read_committed_rows(
+    execution: Execution, selects: Iterable[Executable], values: Mapping[str, Any]
+) -> list[Sequence[Row[Any]]] | None:
+    """Return the rows of each SELECT as they are committed now, read without locks by another connection.
+
+    ``None`` where there is no connection for it: then only a locking read can tell.
+    """
+    try:
+        with side_connection(execution, row_wait=1) as connection:
+            return [connection.execute(each, values).all() for each in selects]
+    except (DBAPIError, LockTimeout, MustRollback):
+        return None
+
+
+def insert_unless_present(execution: Execution, insert: Executable, values: Mapping[str, Any]) -> int | None:
+    """Insert a row, and return its id; ``None`` where there is one of the same name or external id."""
+    try:
+        result = execution.execute(insert, values)
+    except IntegrityError as error:
+        # a single writer has looked before, under its lock: this is no duplicate
+        if execution.backend.single_writer or execution.backend.meaning(error) != "duplicate":
+            raise
+        return None
+    key: Any = result.inserted_primary_key
+    return int(key[0])
+
+
+def unknown_semaphore(*names: str) -> UnknownSemaphore:
+    return UnknownSemaphore(f"there is no semaphore {', '.join(map(repr, names))}: make it with semaphore.create")
+
+
 def lock_semaphore(execution: Execution, sql: Statements, name: str) -> Row[Any] | None:
     """Lock a semaphore's row until the transaction ends, and return it; ``None`` without one, or when it is deleted."""
     row = execution.execute(sql.lock_semaphore, {"by_name": name}).first()
@@ -117,6 +160,12 @@ def lock_request(execution: Execution, sql: Statements) -> Row[Any] | None:
     return _lock_request(execution, sql, sql.lock_request, sql.lock_request_by_row)
 
 
+def lock_own_request(execution: Execution, sql: Statements) -> Row[Any] | None:
+    """Lock the request's row and return it; ``None`` without one, or when it is a later one of the same id."""
+    row = lock_request(execution, sql)
+    return row if row is not None and execution.values["token"] in (None, row.token) else None
+
+
 def _lock_request(
     execution: Execution, sql: Statements, by_external_id: Executable, by_row: Executable
 ) -> Row[Any] | None:
@@ -143,6 +192,36 @@ def delete_request(execution: Execution, sql: Statements, request: int) -> None:
     if permits:
         execution.execute(sql.delete_permit, [{"row_id": permit} for permit in permits])
     execution.execute(sql.delete_request, {"row_id": request})
+
+
+def end_request(execution: Execution, sql: Statements, request: int) -> None:
+    """Release a locked request: its permits first, so that a wait for them that times out can be repeated."""
+    if reads_snapshot(execution):
+        releasing_transactions.add(execution.connection.get_transaction())
+    # by their own ids, which locks no gap; only a snapshot from before them doesn't show them
+    permits = execution.execute(sql.read_permit_ids, {"row_id": request}).scalars().all()
+    if permits:
+        execution.execute(sql.release_permit, [{"row_id": permit} for permit in permits])
+    else:
+        execution.execute(sql.release_permits, {"row_id": request})
+    execution.execute(sql.end_request, {"row_id": request})
+
+
+def release_unchanged_requests(execution: Execution, sql: Statements, requests: Sequence[Any]) -> int:
+    """Release the requests that have expired or are unchanged since they were read, except locked ones.
+
+    :param requests: the id of each, and when it was last renewed.
+    :return: how many they were.
+    """
+    if not requests:
+        return 0
+    renewed_at = dict(requests)
+    batches = execution.batches(list(renewed_at))
+    rows = [row for ids in batches for row in execution.execute(sql.lock_unreleased, {"row_ids": ids})]
+    unchanged = [row.id for row in rows if row.expired or row.renewed_at == renewed_at[row.id]]
+    for request in unchanged:
+        end_request(execution, sql, request)
+    return len(unchanged)
 
 
 def identity_of(request: str | Grant) -> dict[str, Any]:

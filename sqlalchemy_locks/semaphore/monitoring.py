@@ -13,7 +13,6 @@ from sqlalchemy_locks._validation import valid_int, valid_name
 from sqlalchemy_locks.core.operation import BuildContext, OperationImpl, RowsOperation
 from sqlalchemy_locks.semaphore.statements import HELD_STATE, expiry
 from sqlalchemy_locks.sql.clock import UTC, Elapsed, Now
-from sqlalchemy_locks.sql.tables import Tables
 
 #: the ages in seconds that permits are counted by; older ones are counted apart
 AGES = (60, 600, 3600, 6 * 3600, 86400)
@@ -26,13 +25,9 @@ _ONE: Any = sa.literal_column("1e0", sa.Float())
 
 
 class ReadSemaphores(OperationImpl):
+    """One SELECT without locks, on every engine."""
+
     writes = False
-
-    def build(self, context: BuildContext) -> Executable | None:
-        return self.select(context.tables)
-
-    def select(self, tables: Tables) -> Executable:
-        raise NotImplementedError
 
 
 def _use(context: BuildContext, *, named: bool = False, expiring: bool = False) -> Any:
@@ -140,8 +135,8 @@ class Fullest(ReadSemaphores):
 class Holders(ReadSemaphores):
     name = "semaphore.holders"
 
-    def select(self, tables: Tables) -> Executable:
-        sem, req, per = tables.semaphore, tables.permit_request, tables.permit
+    def build(self, context: BuildContext) -> Executable | None:
+        sem, req, per = context.tables.semaphore, context.tables.permit_request, context.tables.permit
         joined = per.join(sem, sem.c.id == per.c.semaphore_id).join(req, req.c.id == per.c.permit_request_id)
         return (
             sa.select(
@@ -168,8 +163,8 @@ class History(ReadSemaphores):
         super().__init__()
         self._of_one = of_one
 
-    def select(self, tables: Tables) -> Executable:
-        sem, his = tables.semaphore, tables.semaphore_history
+    def build(self, context: BuildContext) -> Executable | None:
+        sem, his = context.tables.semaphore, context.tables.semaphore_history
         # a subquery: MariaDB would begin a join with the semaphores, and sort
         name = sa.select(sem.c.name).where(sem.c.id == his.c.semaphore_id).scalar_subquery()
         changed_at = sa.type_coerce(his.c.changed_at, UTC()).label("changed_at")
@@ -190,8 +185,8 @@ class OldestHolders(ReadSemaphores):
 
     name = "semaphore.oldest_holders"
 
-    def select(self, tables: Tables) -> Executable:
-        req, per = tables.permit_request, tables.permit
+    def build(self, context: BuildContext) -> Executable | None:
+        req, per = context.tables.permit_request, context.tables.permit
 
         def part(number: int) -> Any:
             of = per.c.semaphore_id == sa.bindparam(f"semaphore_{number}", type_=sa.BigInteger())
@@ -221,8 +216,8 @@ class OldestHolders(ReadSemaphores):
 class ExpiredPermits(ReadSemaphores):
     name = "semaphore.expired_permits"
 
-    def select(self, tables: Tables) -> Executable:
-        req, per = tables.permit_request, tables.permit
+    def build(self, context: BuildContext) -> Executable | None:
+        req, per = context.tables.permit_request, context.tables.permit
         ids: Any = sa.bindparam("ids", type_=sa.BigInteger(), expanding=True)
         return (
             sa.select(per.c.semaphore_id, _sum(per.c.count))
@@ -235,8 +230,8 @@ class ExpiredPermits(ReadSemaphores):
 class HolderAges(ReadSemaphores):
     name = "semaphore.holder_ages"
 
-    def select(self, tables: Tables) -> Executable:
-        req = tables.permit_request
+    def build(self, context: BuildContext) -> Executable | None:
+        req = context.tables.permit_request
         # the order of an index: of what is held, that is the order of the grants
         held = sa.select(Elapsed(req.c.created_at).label("age"), _expired(req).label("expired"))
         held = held.where(req.c.state == HELD_STATE).order_by(req.c.updated_at)
@@ -343,8 +338,8 @@ def oldest_holders(each: int, semaphores: Sequence[int]) -> RowsOperation[Any]:
     ``left`` is ``None`` without a time to live, and less than 0 for what has expired.
     """
     ids = dict(enumerate(semaphores))
-    chosen = {f"semaphore_{number}": ids.get(number) for number in range(SEMAPHORES)}
-    return RowsOperation(_OLDEST_HOLDERS, {"each": valid_int(each, "each"), **chosen})
+    parameters = {f"semaphore_{number}": ids.get(number) for number in range(SEMAPHORES)}
+    return RowsOperation(_OLDEST_HOLDERS, {"each": valid_int(each, "each"), **parameters})
 
 
 def holder_ages(limit: int) -> RowsOperation[Any]:

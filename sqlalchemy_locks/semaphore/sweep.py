@@ -12,8 +12,7 @@ from typing import Any
 from sqlalchemy_locks._validation import bounded_seconds
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation
 from sqlalchemy_locks.core.typing import INT_ROW, shaped
-from sqlalchemy_locks.semaphore.base import SemaphoreImpl
-from sqlalchemy_locks.semaphore.permit_sums import reads_snapshot, release_unchanged_requests
+from sqlalchemy_locks.semaphore.base import SemaphoreImpl, reads_snapshot, release_unchanged_requests
 from sqlalchemy_locks.semaphore.statements import Statements
 
 #: before any timestamp
@@ -53,8 +52,7 @@ class Sweep(BatchImpl):
     def run_statements(self, execution: Execution, sql: Statements) -> int:
         values = {"cutoff": _cutoff(execution, sql, "stale_after"), "after": 0}
         while overdue := execution.execute(sql.read_overdue, values).all():
-            requests = [(row.id, row.renewed_at) for row in overdue]
-            if swept := release_unchanged_requests(execution, sql, requests):
+            if swept := release_unchanged_requests(execution, sql, overdue):
                 return swept
             values["after"] = overdue[-1].id  # all of these are locked by others, or were renewed meanwhile
         return 0

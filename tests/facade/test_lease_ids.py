@@ -200,7 +200,7 @@ def test_time_of_a_late_attempt_counts_from_when_it_was_sent(
     direct = sl.Locks(engine_to("postgresql15"))
     wait_for, granted_at = SemaphoreWaiter._wait_for, list[float]()
 
-    def after_late_attempt(waiter: SemaphoreWaiter, name: str) -> sl.Grant | str:
+    def after_late_attempt(waiter: SemaphoreWaiter, name: str) -> sl.Grant | None:
         direct.release(blocker)
         assert direct._run(waiter._request, waiter._nonce).acquired
         granted_at.append(clock())

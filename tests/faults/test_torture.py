@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.facade.exclusive import ExclusiveBlock
+from sqlalchemy_locks.facade.exclusive import KeyBlock
 from tests.conftest import PLAIN, Servers, install
 from tests.faults.arena import Arena
 from tests.faults.space import DRIVERS, PROCESS, SERIES, Config, Episode, Fault, draw
@@ -82,7 +82,7 @@ def test_planted_bug_is_found(arena: Callable[[str], Arena], monkeypatch: pytest
         both.wait(PATIENCE)
         return sl.lock.unlock(key)
 
-    monkeypatch.setattr(ExclusiveBlock, "_queue_and_acquire", lambda self, *_: self._attempt(None, None))
+    monkeypatch.setattr(KeyBlock, "_queue_and_acquire", lambda self, *_: self._attempt(None, None))
     monkeypatch.setattr(blocks, "acquire", acquire_nothing)
     # a busy machine may let one block end before the other goes on
     outcomes = (place.run(episode) for _ in range(100))

@@ -161,7 +161,7 @@ def test_usage_without_side_connection(sem: str, locks: sl.Locks, engine: Engine
 
     grants = []
     grants.append(locks.acquire({sem: 1}, ttl=3600))
-    monkeypatch.setattr(import_module("sqlalchemy_locks.semaphore.permit_sums"), "side_connection", refused)
+    monkeypatch.setattr(import_module("sqlalchemy_locks.semaphore.base"), "side_connection", refused)
     with engine.connect() as a:
         assert not a.scalar(sl.semaphore.acquire({sem: 1}))
         assert a.scalar(sl.semaphore.release(unused("job"))) is sl.Released.UNKNOWN
