@@ -42,6 +42,7 @@ from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.lock.key_lock import acquire
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
+from sqlalchemy_locks.runtime.events import is_logged
 from sqlalchemy_locks.runtime.local_queue import Ticket, local_queues
 from sqlalchemy_locks.values import Holder, KeyHolder
 
@@ -207,12 +208,13 @@ class KeyBlock:
             raise
         entered = time.monotonic()
         self._entered = held, entry, entered
-        try:
-            self._emit("waited", waited=entered - started)
-            self._emit("acquired", waited=entered - started)
-        except BaseException as error:  # a listener's SystemExit or gevent.Timeout
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
+        if self._locks._listened or is_logged():
+            try:
+                self._emit("waited", waited=entered - started)
+                self._emit("acquired", waited=entered - started)
+            except BaseException as error:  # a listener's SystemExit or gevent.Timeout
+                self.__exit__(type(error), error, error.__traceback__)
+                raise
         return held
 
     def __exit__(
@@ -233,7 +235,8 @@ class KeyBlock:
                 held._mark_lost(failed)
             self._emit("released", held=time.monotonic() - entered, error=failed)
             raise
-        self._emit("released", held=time.monotonic() - entered, error=error)
+        if self._locks._listened or is_logged():
+            self._emit("released", held=time.monotonic() - entered, error=error)
 
     def _emit(self, event: str, **details: Any) -> None:
         self._locks._emit(event, "lock", self._names.values(), shared=self._shared, **details)

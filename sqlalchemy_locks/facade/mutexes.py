@@ -15,6 +15,7 @@ from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE, NONCE_PARAM
 from sqlalchemy_locks.errors import OutcomeUnknown, UnknownTask
 from sqlalchemy_locks.facade.host import LockHost
+from sqlalchemy_locks.runtime.events import is_logged
 
 #: how many acquisitions are remembered, of those held and of those released
 _MAX_REMEMBERED = 10_000
@@ -80,18 +81,19 @@ class Mutexes:
         if owner is not None or nonces is None:
             released = bool(self._run(self._mutex.release(id, queue=queue, owner=owner)))
         else:
+            released = False
             mapping, release = self._mutex._mapping, self._mutex._impls.release_of_nonce
             values = mapping.identity(id, queue)
-            released = any(
-                self._run(Operation(release, {**values, NONCE_PARAM: mapping.nonce_type(nonce)}), nonce)
-                for nonce in reversed(nonces)
-            )
+            for nonce in reversed(nonces):
+                if self._run(Operation(release, {**values, NONCE_PARAM: mapping.nonce_type(nonce)}), nonce):
+                    released = True
+                    break
             with self._changing:
                 # unless another thread has acquired it since
                 if self._acquired.get(key) is nonces:
                     del self._acquired[key]
                     _remember(self._released, key, nonces)
-        if released:
+        if released and (self._locks._listened or is_logged()):
             self._locks._emit("released", "mutex", (id,), owner=owner)
         return released
 
@@ -118,7 +120,8 @@ class Mutexes:
             with self._changing:
                 self._released.pop(key, None)
                 _remember(self._acquired, key, (nonce,))
-            self._locks._emit("acquired", "mutex", (id,), owner=owner, fence=None if answer is True else answer)
+            if self._locks._listened or is_logged():
+                self._locks._emit("acquired", "mutex", (id,), owner=owner, fence=None if answer is True else answer)
         return answer
 
 

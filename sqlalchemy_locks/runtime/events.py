@@ -1,14 +1,15 @@
 """Events of locks, for listeners and for the log ``sqlalchemy_locks``.
 
 Listeners are SQLAlchemy's: ``event.listen(locks, "acquired", on_event)``. What a listener raises is logged, and breaks
-no lock. Without listeners, and without debug logging, an event costs a microsecond.
+no lock. Without listeners, and without debug logging, an event costs two comparisons.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 from sqlalchemy import event
@@ -20,10 +21,16 @@ from sqlalchemy_locks.values import LockEvent
 log = logging.getLogger("sqlalchemy_locks")
 
 _LEVELS = {"lost": logging.WARNING, "retried": logging.WARNING, "swept": logging.INFO}
+_DEBUG = logging.DEBUG
+#: whether every event is logged; checked before frequent events, as ``Observed._listened`` is
+is_logged = partial(log.isEnabledFor, _DEBUG)
 
 
 class Observed(EventTarget):
     """The target of listeners: ``Locks``, and ``AsyncLocks`` through it."""
+
+    #: it has, or had, a listener
+    _listened = False
 
     #: the owner that is stored with what is acquired
     owner: str
@@ -41,7 +48,7 @@ class Observed(EventTarget):
         :param what: its name: one of the methods of ``LockEvents``. :param details: the attributes of ``LockEvent``.
         """
         listeners = getattr(self.dispatch, what)
-        level = _LEVELS.get(what, logging.DEBUG)
+        level = _LEVELS.get(what, _DEBUG)
         logged = log.isEnabledFor(level)
         if not listeners and not logged:
             return
@@ -57,15 +64,19 @@ class Observed(EventTarget):
             with contextlib.suppress(Exception):  # a log handler that raises breaks no lock, either
                 log.log(level, "%s", lock_event)
         for listener in listeners:
-            try:
-                listener(lock_event)
-            except Exception:
-                with contextlib.suppress(Exception):
-                    log.exception("a listener failed at the event: %s", lock_event)
+            _call(listener, lock_event)
+
+
+def _call(listener: Callable[[LockEvent], object], lock_event: LockEvent) -> None:
+    try:
+        listener(lock_event)
+    except Exception:
+        with contextlib.suppress(Exception):
+            log.exception("a listener failed at the event: %s", lock_event)
 
 
 def add_listener(event_key: Any, **kw: Any) -> None:
-    """Add a listener to its target.
+    """Add a listener to its target, which then emits events.
 
     :param event_key: SQLAlchemy's description of both. :raises TypeError: for a coroutine, which nothing would await.
     """
@@ -73,6 +84,7 @@ def add_listener(event_key: Any, **kw: Any) -> None:
         raise TypeError(
             f"a listener is a plain function, and {event_key.fn!r} is async: start a task in a plain function"
         )
+    event_key.dispatch_target._listened = True
     event_key.base_listen(**kw)
 
 

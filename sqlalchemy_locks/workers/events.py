@@ -92,7 +92,6 @@ class JobEvents(event.Events[ObservedWorker]):
     @classmethod
     def _listen(cls, event_key: Any, **kw: Any) -> None:
         add_listener(event_key, **kw)
-        event_key.dispatch_target._listened = True
 
     def begun(self, event: JobEvent) -> None:
         """A handler is about to be called; ``waited`` is the queue's latency."""
