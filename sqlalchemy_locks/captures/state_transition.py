@@ -124,10 +124,7 @@ class StateTransition(EntityPattern[E]):
             for force in (False, True)
         }
         initial = partial(_initial, statuses[0])
-        self._create = {
-            counts: row_admin.CreateRows(self._rows, "StateTransition.create", initial, retries=counts)
-            for counts in (False, True)
-        }
+        self._create = row_admin.CreateRows.variants(self._rows, "StateTransition.create", initial)
         self._set_retries = row_admin.SetRetries(self._rows, "StateTransition.set_retries")
 
     @shaped(INT_ROW)

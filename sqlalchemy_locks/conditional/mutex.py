@@ -369,10 +369,7 @@ class _MutexImpls:
         self.release_of_owner = _MutexRelease(mapping, "owner")
         self.release_of_nonce = _MutexRelease(mapping, "token")
         self.capture = BatchAcquire("mutex.capture", self.acquire[False])
-        self.create = {
-            retries: row_admin.CreateRows(mapping, "mutex.create", _initial, retries=retries)
-            for retries in (False, True)
-        }
+        self.create = row_admin.CreateRows.variants(mapping, "mutex.create", _initial)
         self.set_retries = row_admin.SetRetries(mapping, "mutex.set_retries")
         self.held = Listing(
             mapping,

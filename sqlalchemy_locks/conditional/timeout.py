@@ -276,10 +276,7 @@ class _TimeoutImpls:
     def __init__(self, mapping: RoleMapping, variant: _Variant) -> None:
         self.acquire = _TimeoutAcquire.variants(mapping, "timeout.acquire", variant, returns_token=False)
         self.acquire_token = _TimeoutAcquire.variants(mapping, "timeout.acquire_token", variant, returns_token=True)
-        self.create = {
-            retries: row_admin.CreateRows(mapping, "timeout.create", _initial, retries=retries)
-            for retries in (False, True)
-        }
+        self.create = row_admin.CreateRows.variants(mapping, "timeout.create", _initial)
         self.set_retries = row_admin.SetRetries(mapping, "timeout.set_retries")
         self.listed = {
             one_queue: Listing(

@@ -34,6 +34,11 @@ class CreateRows(OperationImpl):
         self.mapping, self.name, self.initial, self.retries = mapping, name, initial, retries
         self.needs_installation = mapping.target is None
 
+    @classmethod
+    def variants(cls, *args: Any) -> dict[bool, CreateRows]:
+        """Return the operation, by whether the number of retries is given."""
+        return {retries: cls(*args, retries=retries) for retries in (False, True)}
+
     def repeatable(self, operation: Operation[Any]) -> bool:
         return True
 

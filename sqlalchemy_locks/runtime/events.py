@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
@@ -64,15 +64,11 @@ class Observed(EventTarget):
             with contextlib.suppress(Exception):  # a log handler that raises breaks no lock, either
                 log.log(level, "%s", lock_event)
         for listener in listeners:
-            _call(listener, lock_event)
-
-
-def _call(listener: Callable[[LockEvent], object], lock_event: LockEvent) -> None:
-    try:
-        listener(lock_event)
-    except Exception:
-        with contextlib.suppress(Exception):
-            log.exception("a listener failed at the event: %s", lock_event)
+            try:
+                listener(lock_event)
+            except Exception:
+                with contextlib.suppress(Exception):
+                    log.exception("a listener failed at the event: %s", lock_event)
 
 
 def add_listener(event_key: Any, **kw: Any) -> None:
