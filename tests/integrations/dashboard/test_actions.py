@@ -318,11 +318,11 @@ def test_messages_are_signed_and_expire(page: Door, semaphore: Make, monkeypatch
 
 
 def test_log_entries_have_one_line(door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
+    semaphore()  # whose form has the token
     page = door_to(authorize=lambda request: "eve\npage: forged", secret="s")
     page.post("release", token=page.token(), external_id="a\nb")
     page.post("release", external_id="c\nd")
-    assert audit()
-    assert not any("\n" in line for line in audit())
+    assert {"\n" in line for line in audit()} == {False}
 
 
 def test_lost_database_is_answered_503(door_to: MakeDoor, semaphore: Make, audit: Callable[[], list[str]]) -> None:
@@ -339,8 +339,7 @@ def test_lost_database_is_answered_503(door_to: MakeDoor, semaphore: Make, audit
     answer = page.post("release", token=token, external_id="x")
     assert answer.status_code == 503
     assert "unknown whether this was done: OperationalError: " in answer.text
-    assert audit()
-    assert not any("\n" in line for line in audit())
+    assert {"\n" in line for line in audit()} == {False}
     for path in ("/", "/live"):
         answer = page.get(path)
         assert answer.status_code == 503
