@@ -494,7 +494,8 @@ class Attempts:
                 raise OutcomeUnknown(
                     f"{operation.name}: the connection died before the reply arrived: it was done, or it was not"
                 ) from error
-            raise
+            with translated(backend) if way == "plain transaction" else nullcontext():
+                raise
         if way in ("session", "short transaction"):
             return self._run_in_short_transaction(execution, options, in_session=way == "session")
         self._give_back(connection)
@@ -652,14 +653,16 @@ def _run_in_plain_transaction(execution: Execution, commits_itself: bool) -> Any
     :raises OutcomeUnknown: when the connection died after COMMIT was sent.
     """
     connection, backend = execution.connection, execution.backend
-    with translated(backend):
-        if not connection.in_transaction():
-            connection.begin()
-        value = execution.perform(unpack=True)
-        if connection.in_transaction():
-            # the statement's reply says that it is committed, and that to COMMIT would say no more
-            with suppress(OutcomeUnknown) if commits_itself else nullcontext():
-                _commit(connection, backend, _left(execution.deadline))
+    if not connection.in_transaction():
+        connection.begin()
+    value = execution.perform(unpack=True)
+    if connection.in_transaction():
+        try:
+            _commit(connection, backend, _left(execution.deadline))
+        except OutcomeUnknown as error:
+            # the reply of a statement that commits by itself says that it has, and one to COMMIT would say no more
+            if not (commits_itself and _has_died(error.__cause__)):
+                raise
     return value
 
 
@@ -685,7 +688,7 @@ def _commit(connection: Connection, backend: Backend, wait: float | None) -> Non
         raise
 
 
-def _has_died(error: BaseException) -> bool:
+def _has_died(error: BaseException | None) -> bool:
     """Return whether a connection died; a driver's own time limit (asyncpg's command_timeout) is as good as that."""
     return isinstance(error, DriverTimeout) or (isinstance(error, DBAPIError) and error.connection_invalidated)
 
