@@ -23,7 +23,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from sqlalchemy_locks._validation import timeout_seconds
 from sqlalchemy_locks.core.ended_transactions import lost_when_ended, rolled_back_transactions
-from sqlalchemy_locks.core.operation import Execution, cluster_behind, prepare_commit
+from sqlalchemy_locks.core.operation import Execution, cluster_behind, died_waiting, prepare_commit
 from sqlalchemy_locks.core.transaction import (
     FAILED,
     IN_BLOCK,
@@ -290,7 +290,8 @@ class KeyBlock:
         except BaseException as error:
             if ticket is not None:
                 ticket.leave()
-            if self._timeout is not None and is_conflict(error, self._locks._backend):
+            died_late = deadline is not None and time.monotonic() > deadline and died_waiting(error, math.inf)
+            if died_late or (deadline is not None and is_conflict(error, self._locks._backend)):
                 raise self._timed_out(()) from error
             raise
 

@@ -111,8 +111,7 @@ class QueueNames(JobOperation):
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
         if not context.backend.partial_ready_index:
-            distinct: Executable = _names(at).limit(_LIMIT)
-            return distinct
+            return select(at.queue_id.label("queue_id")).distinct().limit(_LIMIT)
         waiting = at.started_at.is_(None)
         names: Any = select(func.min(at.queue_id).label("queue_id")).where(waiting).cte("names", recursive=True)
         following = select(func.min(at.queue_id)).where(waiting, at.queue_id > names.c.queue_id).correlate(names)
@@ -195,12 +194,8 @@ def _waiting_jobs(context: BuildContext, at: RoleColumns) -> Any:
     if context.backend.partial_ready_index:
         return select(*columns).where(waiting)
     # there is no index that only waiting jobs are in: find the queues first, then the part of the index of each
-    names = _names(at).subquery("names")
+    names = select(at.queue_id.label("queue_id")).distinct().subquery("names")
     return select(*columns).select_from(names.join(at.table, and_(at.queue_id == names.c.queue_id, waiting)))
-
-
-def _names(at: RoleColumns) -> Any:
-    return select(at.queue_id.label("queue_id")).distinct()
 
 
 def _waits(run_at: Any) -> list[Any]:

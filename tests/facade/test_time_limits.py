@@ -9,12 +9,10 @@ from typing import Any
 
 import pytest
 from sqlalchemy import event
-from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncSession
 from sqlalchemy.orm import Session
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.transaction import RETRIES, retried
 from tests.conformance.faces import ASYNC, SYNC, opened
 from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import PATIENCE, Watch, async_connected, connected, installed, later, until, unused
@@ -111,16 +109,19 @@ def test_wait_for_a_row_goes_on(servers: Any, engine_to: MakeEngine, watch: Call
         watch(name).until_none_wait()
 
 
-def test_no_attempt_follows_one_that_died_waiting_until_the_deadline(engine_to: MakeEngine) -> None:
-    attempts = []
+def test_no_attempt_follows_one_that_died_after_the_deadline(
+    engine_to: MakeEngine, watch: Callable[[str], Watch]
+) -> None:
+    """Nothing was acquired, and the time is up."""
+    engine, watcher, attempts = engine_to("postgresql15"), watch("postgresql15"), []
 
-    def attempt() -> None:
-        attempts.append(1)
-        time.sleep(0.3)  # as long as a wait
-        raise OperationalError("UPDATE", {}, TimeoutError(), connection_invalidated=True)
+    def die(connection: Any, cursor: Any, statement: str, *_: Any) -> None:
+        if "lock.try_exclusive" in statement:  # after the deadline
+            attempts.append(statement)
+            watcher.kill(watcher.backend(connection))
 
-    for deadline, number in ((0.1, 1), (PATIENCE, RETRIES + 1)):
-        with pytest.raises(OperationalError):
-            retried(attempt, engine_to("sqlite"), time.sleep, time.monotonic() + deadline)
-        assert len(attempts) == number
-        attempts.clear()
+    event.listen(engine, "begin", lambda connection: time.sleep(0.3))
+    event.listen(engine, "before_cursor_execute", die)
+    with pytest.raises(sl.LockTimeout, match="within 0.2 s"), sl.Locks(engine).exclusive(unused(), timeout=0.2):
+        pass
+    assert len(attempts) == 1
