@@ -38,6 +38,8 @@ OwnTable = Queue[Any] | Mutex | Timeout
 
 #: completed jobs, holders, mutexes and timeouts are counted up to this number
 COUNT_LIMIT = 2_000
+#: waiting jobs of a queue are counted up to this number
+HEAD_LIMIT = 400
 #: completed jobs are counted over this many seconds
 COMPLETED_WITHIN = 3600.0
 #: the maximum number of changes of capacity
@@ -127,37 +129,33 @@ def ages(locks: Locks) -> Part:
 
 def queues(locks: Locks) -> Rows:
     """Return every queue with exact counts, as ``Queue.stats`` does."""
-    rows: list[Any] = locks.run(Queue().stats(stalled_after=STALLED_AFTER))
-    return [{**dict(row._mapping), "oldest": utc(row.oldest)} for row in rows]
+    return [{**row, "oldest": utc(row["oldest"])} for row in _dicts(locks.run(Queue().stats()))]
 
 
 def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
     """Return the queues with their jobs by state, those with late jobs first.
 
-    Where there are many queues, fewer of the jobs that wait in each are counted: those that are captured next. Each
+    Waiting jobs are counted in the ``HEADS`` queues that seem to be the latest: those that are captured next. Each
     row's ``at_least`` has the names of those counts that may be greater.
     """
     jobs = None if queue is None else queue._jobs
     limited: Any = locks.run(activity.limited_stats(COUNT_LIMIT, STALLED_AFTER, jobs))
     rows: dict[str, dict[str, Any]] = {row.queue_id: {**row._mapping, "at_least": []} for row in limited}
-    names: list[str] = locks.run(activity.queue_names(COUNT_LIMIT, jobs))
-    each = min(COUNT_LIMIT, 20 * COUNT_LIMIT // max(len(names), 1))
-    for start in range(0, len(names), activity.HEADS):
-        heads: Any = locks.run(activity.heads(names[start : start + activity.HEADS], each, jobs))
-        for head in heads:
-            if waiting := head.waiting + head.scheduled:
-                name = names[start + head.place]
-                row = rows.setdefault(name, {"queue_id": name, **head._mapping, "at_least": []})
-                row |= {"waiting": head.waiting, "scheduled": head.scheduled, "oldest": utc(head.oldest)}
-                row["at_least"] += ["waiting", "scheduled"] if waiting == each else []
-    states = ("waiting", "scheduled", "running", "dead", "stalled")
-    counts = {state: sum(row[state] for row in rows.values()) for state in states}
+    waiting: Any = locks.run(activity.next_jobs(COUNT_LIMIT, jobs))
+    names = [job.queue_id for job in waiting]
+    heads: Any = locks.run(activity.heads(names[: len(activity.HEADS)], HEAD_LIMIT, jobs))
+    for name, counted in [*zip(names, waiting, strict=True), *zip(names, heads, strict=False)]:
+        row = rows.setdefault(name, {**counted._mapping, "paused": False, "at_least": []})
+        row |= {"waiting": counted.waiting, "scheduled": counted.scheduled, "oldest": utc(counted.oldest)}
+    for number, name in enumerate(names):
+        if number >= len(activity.HEADS) or rows[name]["waiting"] + rows[name]["scheduled"] == HEAD_LIMIT:
+            rows[name]["at_least"] += ["waiting", "scheduled"]
+    counts = {state: sum(row[state] for row in rows.values()) for state in activity.STATES}
     reached = [state for state in ("running", "dead") if counts[state] >= COUNT_LIMIT]
     for row in rows.values():
         row["at_least"] += reached + ["stalled"] * ("running" in reached)
     ordered = sorted(rows.values(), key=lambda row: (row["oldest"] is None, row["oldest"] or 0, row["queue_id"]))
-    at_least = {state for row in ordered for state in row["at_least"]}
-    return Part(ordered, {"queues": len(rows), **counts}, at_least)
+    return Part(ordered, {"queues": len(rows), **counts}, {state for row in ordered for state in row["at_least"]})
 
 
 def dead(locks: Locks, limit: int, queue: Queue[Any] | None = None) -> Part:

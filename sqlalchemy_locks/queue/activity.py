@@ -33,13 +33,12 @@ from sqlalchemy_locks.sql.clock import UTC, Elapsed, Instant, SecondsAgo, Statem
 from sqlalchemy_locks.sql.elements import force_index
 
 _SINCE: Any = SecondsAgo(bindparam("locks_older", type_=Float()))
-_STATES = ("waiting", "scheduled", "running", "dead", "stalled")
+STATES = ("waiting", "scheduled", "running", "dead", "stalled")
 #: seconds, as a literal: the expressions in SELECT and GROUP BY must be the same
 _MINUTE: Any = literal_column("60", Integer())
 _DEAD = ("external_id", "queue_id", "attempts", "max_attempts", "error")
-#: how many queues one statement counts, and the parameters that name them
-HEADS = 50
-_HEADS = tuple(f"locks_queue_{number}" for number in range(HEADS))
+#: the parameters that name the queues whose jobs one statement counts
+HEADS = tuple(f"locks_queue_{number}" for number in range(50))
 _LIMIT, _COUNTED = (bindparam(name, type_=Integer()) for name in ("locks_limit", "locks_counted"))
 
 
@@ -56,7 +55,7 @@ class Stats(JobOperation):
             self._dead(context, at),
             *(select(name, *_columns(paused=ONE)) for name in self.jobs.paused_names(context)),
         ).subquery("parts")
-        totals = [cast(func.sum(parts.c[name]), Integer()).label(name) for name in _STATES]
+        totals = [cast(func.sum(parts.c[name]), Integer()).label(name) for name in STATES]
         oldest = func.min(parts.c.oldest, type_=Instant()).label("oldest")
         paused = (func.max(parts.c.paused) == ONE).label("paused")
         return select(parts.c.queue_id, *totals, oldest, paused).group_by(parts.c.queue_id).order_by(parts.c.queue_id)
@@ -103,20 +102,27 @@ class LimitedStats(Stats):
         return jobs.order_by(*order).limit(_COUNTED)
 
 
-class QueueNames(JobOperation):
-    """Reads the names of queues, by one look into the index of waiting jobs for each."""
+class NextJobs(JobOperation):
+    """Reads a waiting job of each queue, by a look or two into their index, whose first one is captured next."""
 
     writes = False
 
     def build(self, context: BuildContext) -> Executable | None:
         at = self.jobs.at(context)
-        if not context.backend.partial_ready_index:
-            return select(at.queue_id.label("queue_id")).distinct().limit(_LIMIT)
         waiting = at.started_at.is_(None)
-        names: Any = select(func.min(at.queue_id).label("queue_id")).where(waiting).cte("names", recursive=True)
-        following = select(func.min(at.queue_id)).where(waiting, at.queue_id > names.c.queue_id).correlate(names)
-        names = names.union_all(select(following.scalar_subquery()).where(names.c.queue_id.is_not(None)))
-        return select(names.c.queue_id).where(names.c.queue_id.is_not(None)).limit(_LIMIT)
+        names: Any = select(at.queue_id.label("queue_id")).distinct().subquery("names")
+        if context.backend.partial_ready_index:
+            names = select(func.min(at.queue_id).label("queue_id")).where(waiting).cte("names", recursive=True)
+            following = select(func.min(at.queue_id)).where(waiting, at.queue_id > names.c.queue_id).correlate(names)
+            names = names.union_all(select(following.scalar_subquery()).where(names.c.queue_id.is_not(None)))
+        # in the order of the index, for which MySQL and MariaDB would sort, were it said
+        of_queue = select(at.run_at).where(at.queue_id == names.c.queue_id, waiting, *self.jobs.class_condition())
+        jobs = select(names.c.queue_id, of_queue.limit(1).correlate(names).scalar_subquery().label("run_at")).subquery()
+        is_due = jobs.c.run_at <= StatementStart()
+        due = case((is_due, ONE), else_=literal_column("0"))
+        counts = _columns(waiting=due, scheduled=ONE - due, oldest=case((is_due, jobs.c.run_at)))
+        rows = select(jobs.c.queue_id, *counts).where(jobs.c.run_at.is_not(None))
+        return rows.order_by(jobs.c.run_at, jobs.c.queue_id).limit(_LIMIT)
 
 
 class Heads(JobOperation):
@@ -127,12 +133,12 @@ class Heads(JobOperation):
     def build(self, context: BuildContext) -> Executable | None:
         at, counts = self.jobs.at(context), []
         waiting = (at.started_at.is_(None), *self.jobs.class_condition())
-        for place, name in enumerate(_HEADS):
+        for place, name in enumerate(HEADS):
             in_queue = at.queue_id == bindparam(name, type_=at.queue_id.type)
             jobs = select(at.run_at.label("run_at")).where(in_queue, *waiting)
             head = jobs.order_by(*(at[role] for role in ORDER)).limit(_COUNTED).subquery()
             counts.append(select(literal_column(str(place), Integer()).label("place"), *_waits(head.c.run_at)))
-        return union_all(*counts)
+        return union_all(*counts).order_by(literal_column("place"))
 
 
 class Completed(JobOperation):
@@ -208,7 +214,7 @@ def _waits(run_at: Any) -> list[Any]:
 def _columns(**counts: Any) -> list[Any]:
     """Return the columns of one part of the counts: 0 for every state that isn't given."""
     nothing: Any = literal_column("0")
-    columns = [counts.get(state, nothing).label(state) for state in (*_STATES, "paused")]
+    columns = [counts.get(state, nothing).label(state) for state in (*STATES, "paused")]
     return [*columns, counts.get("oldest", cast(null(), Instant())).label("oldest")]
 
 
@@ -239,17 +245,20 @@ def limited_stats(counted: int, stalled_after: float, jobs: Jobs | None = None) 
     return RowsOperation(_of(LimitedStats, jobs), {"locks_older": stalled_after, "locks_counted": counted})
 
 
-def queue_names(limit: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
-    """Return the names of queues: of all that have waiting jobs, and of others. :param jobs: as above."""
-    return RowsOperation(_of(QueueNames, jobs), {"locks_limit": limit})
+def next_jobs(limit: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
+    """Return the queues that have waiting jobs, with counts of one of them each, the latest first.
+
+    :param limit: the most queues. :param jobs: as above.
+    """
+    return RowsOperation(_of(NextJobs, jobs), {"locks_limit": limit})
 
 
 def heads(queues: Sequence[str], counted: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
-    """Count the waiting jobs in each of at most ``HEADS`` queues, up to a number in each: those captured next.
+    """Count the waiting jobs of each of the queues, up to a number: those captured next. Returns a row for each queue.
 
-    :return: rows of ``place`` in ``queues``, ``waiting``, ``scheduled``, ``oldest``. :param jobs: as above.
+    :param queues: their names, at most as many as ``HEADS``. :param jobs: as above.
     """
-    names = dict(itertools.zip_longest(_HEADS, queues))
+    names = dict(itertools.zip_longest(HEADS, queues))
     return RowsOperation(_of(Heads, jobs), {**names, "locks_counted": counted})
 
 
