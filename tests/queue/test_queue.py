@@ -331,9 +331,8 @@ def test_stalled_jobs_are_requeued(engine: Engine) -> None:
     with engine.begin() as connection:
         silenced(connection)
     assert scalar(engine, queue.requeue_stalled(0)) == 2
-    dead = row(engine, again)
-    assert "stalled" in dead.error
-    assert (dead.failed_at is None, dead.claim == again.claim) == (False, False)
+    assert "stalled" in row(engine, again).error
+    assert (row(engine, again).failed_at is None, row(engine, again).claim == again.claim) == (False, False)
     assert [job.internal_id for job in take(engine, 5)] == [b.internal_id]
 
 
