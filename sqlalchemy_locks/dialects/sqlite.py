@@ -105,7 +105,7 @@ class SQLite(Backend):
         query = connection.engine.url.query
         if "nolock" in query or query.get("vfs") == "unix-none":
             raise Unsupported("nolock and vfs=unix-none switch off SQLite's locks of a file: leave them out of its URL")
-        return Server()
+        return Server(lists_holders=False)
 
     def autocommit(self, connection: Connection) -> bool:
         return False  # Python's driver begins with the first write; see `transaction_begun`

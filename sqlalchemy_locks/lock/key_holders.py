@@ -13,7 +13,7 @@ from typing import Any, cast
 from sqlalchemy import literal, select, table, text
 from sqlalchemy.engine import Connection, IteratorResult
 from sqlalchemy.engine.result import SimpleResultMetaData
-from sqlalchemy.exc import CompileError, DBAPIError
+from sqlalchemy.exc import DBAPIError
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.core.operation import BuildContext, Execution, OperationImpl, RowsOperation, installation
@@ -56,8 +56,6 @@ class _Holders(OperationImpl):
             database = {"database": execution.schema_map.get(None)}
             keys = execution.batches(execution.values["keys"]) if self.of_keys else ((),)
             rows = [row for batch in keys for row in execution.execute(statement, {"keys": batch, **database})]
-        except CompileError as error:  # SQLite's
-            raise Unsupported(str(error)) from error
         except DBAPIError as error:
             meaning = execution.backend.meaning(error)
             why = _REASONS.get(meaning)

@@ -22,6 +22,7 @@ from sqlalchemy_locks.conditional.timeout import Timeout
 from sqlalchemy_locks.errors import LockError
 from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.facade.maintenance import QUEUE, TASKS
+from sqlalchemy_locks.queue import activity
 from sqlalchemy_locks.queue.queue import Queue
 from sqlalchemy_locks.semaphore.monitoring import AGES
 from sqlalchemy_locks.sql.clock import utc
@@ -254,7 +255,7 @@ def _queues(locks: Locks, now: datetime, completed: Section, own: Mapping[str, O
     for row in completed.rows:
         jobs[row["queue_id"]] += int(row["completed"])
     queues = {(row["own"], row["queue_id"]): dict(row) for row in section.rows}
-    none: dict[str, Any] = dict.fromkeys(("waiting", "scheduled", "running", "stalled", "dead"), 0)
+    none: dict[str, Any] = dict.fromkeys(activity.STATES, 0)
     for name in jobs:
         queues.setdefault((None, name), {"queue_id": name, "own": None, "paused": False, "at_least": (), **none})
     for row in queues.values():
