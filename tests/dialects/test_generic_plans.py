@@ -47,12 +47,12 @@ def test_plans_made_on_small_tables_serve_large_ones(servers: Servers) -> None:
     install(url)
     with connected(url) as engine, engine.connect() as connection:
 
-        def perform(operation: sl.Operation[Any]) -> None:
+        def perform(operation: Any) -> None:
             connection.execute(operation)
             connection.commit()
 
         def pages() -> int:
-            connection.execute(text("SELECT pg_stat_force_next_flush()"))
+            perform(text("SELECT pg_stat_force_next_flush()"))  # the statistics are sent with the commit
             read = "heap_blks_read + heap_blks_hit + idx_blks_read + idx_blks_hit"
             return int(connection.scalar(text(f"SELECT sum({read}) FROM pg_statio_user_tables")) or 0)
 
