@@ -80,8 +80,8 @@ _DSQL = (
 )
 _DSQL_HOST = re.compile(r"\.dsql[.-]")
 _IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
-#: by libpq's PQTRANS_IDLE and PQTRANS_INERROR
-_STATES: dict[int, TransactionState] = {0: "ended", 3: "failed"}
+#: by libpq's PQTRANS_IDLE, PQTRANS_INERROR and PQTRANS_UNKNOWN
+_STATES: dict[int, TransactionState] = {0: "ended", 3: "failed", 4: "closed"}
 #: what PostgreSQL says of a prepared statement whose columns have other types since
 _PLAN_CHANGED = "cached plan must not change result type"
 _READ_COMMITTED = "read committed"
@@ -372,9 +372,9 @@ class PostgreSQL(Backend):
 
     def transaction_state(self, connection: Connection) -> TransactionState:
         driver: Any = connection.connection.driver_connection
-        if driver.is_closed() if hasattr(driver, "is_closed") else driver.closed:  # asyncpg; psycopg, psycopg2
-            return "closed"
         if not hasattr(driver, "info"):  # asyncpg
+            if driver.is_closed():
+                return "closed"
             return "open" if driver.is_in_transaction() else "ended"
         # psycopg begins another transaction by itself after a COMMIT that was executed as a statement
         return _STATES.get(int(driver.info.transaction_status), "open")

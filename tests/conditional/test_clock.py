@@ -47,7 +47,6 @@ def test_timestamp_is_read_after_the_wait(
     with Session(engine) as first, Session(other) as second:
         assert first.scalar(timeout.acquire(id)) is True
         watcher = watch(name)
-        watcher.until_none_wait()
         waiting = later(second.scalar, timeout.acquire(id))
         watcher.until_waiting(waiting)
         began = now(engine)

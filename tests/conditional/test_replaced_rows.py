@@ -31,7 +31,6 @@ def test_waiting_acquire_never_makes_two_holders(
     with engine.begin() as connection:
         connection.execute(insert(table), row | {"acquired": 0})
     with engine.connect() as holder:
-        watched.until_none_wait()
         holder.execute(table.delete().where(table.c.id == id))
         waiting = later(lambda: sl.Locks(engine).run(MUTEX.acquire_token(id)))
         watched.until_waiting(waiting)
@@ -55,7 +54,6 @@ def test_waiting_fenced_write_is_judged_by_the_replacement(
         connection.execute(insert(table), row)
     for fence, expected in ((6, True), (8, sl.StaleToken)):
         with engine.connect() as holder:
-            watched.until_none_wait()
             holder.execute(table.delete().where(table.c.id == id))
             waiting = later(lambda: sl.Locks(engine).run(sl.fenced(write, table.c.fence, 7)))
             watched.until_waiting(waiting)

@@ -128,7 +128,7 @@ class World:
     def waits(self, future: Future[Any]) -> None:
         """Return when the server shows a lock waiter; fail when the call returned instead."""
         # InnoDB refreshes its table of transactions only when it wasn't read for a tenth of a second
-        until(lambda: waiters(self.plain), pause=0.13 if self.is_innodb else 0.005, unless=future)
+        until(lambda: waiters(self.plain), unless=future)
 
     def age(self, grant: Any) -> None:
         """Make a grant a day older, as if it had been renewed a day earlier."""

@@ -30,7 +30,6 @@ def holders_of(engine: Engine, *names: str | int) -> list[sl.KeyHolder]:
 
 def contended(engine: Engine, watch: Watch, holder: Connection, waiter: Connection, name: Any, shared: bool) -> Any:
     """Hold a key, and have another connection wait for it."""
-    watch.until_none_wait()
     sl.Locks(engine).run(sl.lock.create(name))
     holder.execute((sl.lock.shared if shared else sl.lock.exclusive)(name))
     waiting = later(waiter.execute, sl.lock.exclusive(name))

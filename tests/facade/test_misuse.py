@@ -68,7 +68,6 @@ def test_second_use_of_a_waiting_block_is_refused(
     locks.run(sl.lock.create(key))
     shared = locks.shared(key)
     with locks.exclusive(key):
-        server.until_none_wait()
         first = later(shared.__enter__)
         server.until_waiting()
         with pytest.raises(sl.ReentryError, match="entered already"):

@@ -168,7 +168,7 @@ def test_eager_join_is_not_loaded(engine: Engine) -> None:
     with Session(engine) as session, seen(engine) as statements:
         assert session.scalars(sl.lock.row(Customer, 2)).one().agent is None
         customer = session.execute(sl.lock.row(Customer, 1)).scalars().all()[0]
-        assert not any("JOIN" in statement for statement in statements)
+        assert not any("JOIN" in statement for statement in statements if "customer" in statement)
         assert customer.agent.name == "Ada"
         assert [order.number for order in customer.orders] == ["a", "b", "c"]
 

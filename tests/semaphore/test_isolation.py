@@ -177,7 +177,6 @@ def test_waiter_for_taken_last_permit_is_denied(sem: str, name: str, level: str,
     watcher = watch(name)
     with engine.connect() as a, engine.connect() as b:
         assert a.scalar(sl.semaphore.acquire({sem: 1}))
-        watcher.until_none_wait()
         waiting = later(outcome, b, sl.semaphore.acquire({sem: 1}))
         watcher.until_waiting(waiting)
         a.commit()

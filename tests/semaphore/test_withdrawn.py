@@ -19,7 +19,6 @@ def test_withdrawal_waits_for_request_under_way(
 ) -> None:
     told = watch(name)
     ident = unused("job")
-    told.until_none_wait()
     with engine.connect() as connection, connection.begin():
         assert connection.execute(sl.semaphore.acquire({sem: 1}, external_id=ident)).scalar_one().acquired
         withdrawn = later(locks.run, withdraw(ident))
