@@ -64,7 +64,7 @@ def test_all_roles_in_one_model(engine: Engine, name: str) -> None:
         assert session.scalar(imports.release(a, owner="ann")) is True
         assert (loaded.locked, loaded.version) == (False, 3)
         assert session.scalar(imports.acquire_token(a)) == 2
-        assert session.scalars(imports.capture(5)).all() == [b]
+        assert {a, b}.intersection(session.scalars(imports.capture(99))) == {b}
         session.commit()
     locks = sl.Locks(engine)
     assert locks.run(imports.release(b)) is True

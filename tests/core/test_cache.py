@@ -77,6 +77,7 @@ def test_nothing_is_compiled_twice(engine_to: MakeEngine, compiled: list[str], n
 def test_different_functions_never_share_a_key(engine_to: MakeEngine) -> None:
     """Each has an entry of its own, and each entry's statement calls its own function."""
     engine = engine_to("postgresql15")
+    engine.clear_compiled_cache()
     with engine.connect() as connection, seen(engine) as statements:
         for operation in operations():
             connection.execute(operation)

@@ -12,7 +12,6 @@ from sqlalchemy.orm import Session
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.dialects import backend_for, mysql
 from tests.conftest import PLAIN, install
-from tests.fixtures.engines import MakeEngine
 from tests.fixtures.parties import INNODB, connected, installed, seen, unused
 
 PAGE = Table(
@@ -65,10 +64,9 @@ def test_server_with_innodb_read_only_is_refused(engine: Engine) -> None:
                 pass
 
 
-def test_setting_is_read_once_per_engine(engine_to: MakeEngine) -> None:
+def test_setting_is_read_once_per_engine(servers: Any) -> None:
     for name in INNODB:
-        engine = engine_to(name)
-        with seen(engine) as statements:
+        with connected(installed(servers, name)) as engine, seen(engine) as statements:
             for _ in range(3):
                 with engine.connect() as connection, Session(connection) as session:
                     connection.execute(sl.lock.exclusive(unused()))
