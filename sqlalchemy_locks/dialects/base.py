@@ -1,8 +1,11 @@
 """Backend: what differs between engines, as flags and methods. One instance per engine, in the module of its name.
 
-Code outside this package asks a backend what it can do, and never for the name of a dialect. A driver's own object is
-touched in this package; in ``core/transaction.py``, which closes connections whose state is unknown; in
-``lock/session_lock.py`` and ``sqlite.py``, which listen to the pool; and in ``workers/``, which listen for jobs.
+Code outside this package asks a backend what it can do, and never for the name of a dialect, except for column types,
+indexes and hints (``sql/``, ``queue/mixin.py``). ARCHITECTURE.md lists what a new engine needs.
+
+A driver's own object is touched in this package; in ``core/transaction.py``, which closes connections whose state is
+unknown; in ``lock/session_lock.py`` and ``sqlite.py``, which listen to the pool; and in ``workers/``, which listen for
+jobs.
 """
 
 from __future__ import annotations

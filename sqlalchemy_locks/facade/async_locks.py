@@ -107,14 +107,6 @@ class AsyncLocks:
         return self._sync.dispatch
 
     @property
-    def _listened(self) -> bool:
-        return self._sync._listened
-
-    @_listened.setter
-    def _listened(self, listened: bool) -> None:
-        self._sync._listened = listened
-
-    @property
     def engine_name(self) -> str:
         """As :attr:`sqlalchemy_locks.Locks.engine_name`."""
         return self._sync.engine_name

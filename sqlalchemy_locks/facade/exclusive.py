@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from itertools import repeat
 from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -42,7 +41,6 @@ from sqlalchemy_locks.lock.key_holders import holders_now
 from sqlalchemy_locks.lock.key_lock import acquire
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
-from sqlalchemy_locks.runtime.events import is_logged
 from sqlalchemy_locks.runtime.local_queue import Ticket, local_queues
 from sqlalchemy_locks.values import Holder, KeyHolder
 
@@ -208,13 +206,12 @@ class KeyBlock:
             raise
         entered = time.monotonic()
         self._entered = held, entry, entered
-        if self._locks._listened or is_logged():
-            try:
-                self._emit("waited", waited=entered - started)
-                self._emit("acquired", waited=entered - started)
-            except BaseException as error:  # a listener's SystemExit or gevent.Timeout
-                self.__exit__(type(error), error, error.__traceback__)
-                raise
+        try:
+            self._emit("waited", waited=entered - started)
+            self._emit("acquired", waited=entered - started)
+        except BaseException as error:  # a listener's SystemExit or gevent.Timeout
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
         return held
 
     def __exit__(
@@ -235,8 +232,7 @@ class KeyBlock:
                 held._mark_lost(failed)
             self._emit("released", held=time.monotonic() - entered, error=failed)
             raise
-        if self._locks._listened or is_logged():
-            self._emit("released", held=time.monotonic() - entered, error=error)
+        self._emit("released", held=time.monotonic() - entered, error=error)
 
     def _emit(self, event: str, **details: Any) -> None:
         self._locks._emit(event, "lock", self._names.values(), shared=self._shared, **details)
@@ -249,8 +245,9 @@ class KeyBlock:
         locks, owner = self._locks, reentry.current_owner()
         # elsewhere a key is the database's, whatever the schema
         where = locks._reentry_scope if locks._backend.key_rows else None
-        keys = (0,) if locks._backend.single_writer else self._names  # any two keys may be one lock
-        counts = dict.fromkeys(zip(repeat((locks._engine.dialect, where)), keys), 1)
+        keys = (0,) if locks._backend.single_writer else self._names  # its one lock is that of all keys
+        scope = locks._engine.dialect, where
+        counts = {(scope, key): 1 for key in keys}
         for entry in reentry.held_by("key", owner):
             for scope, key in entry.held:
                 if (scope, key) in counts:

@@ -30,7 +30,6 @@ from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
 from sqlalchemy_locks.runtime import reentry
 from sqlalchemy_locks.runtime.decorators import in_block, refuse_truth
-from sqlalchemy_locks.runtime.events import is_logged
 from sqlalchemy_locks.runtime.renewal import NOT_HELD, LeaseTimers, LostEvent, RenewableLease, clock
 from sqlalchemy_locks.semaphore.acquire import for_block
 from sqlalchemy_locks.semaphore.admin import create_for_lease
@@ -259,8 +258,7 @@ class LeaseContext:
             raise
         finally:
             lost.close()
-            if self._locks._listened or is_logged():
-                self._emitter(grant)("released", held=time.monotonic() - began, error=outcome)
+            self._emitter(grant)("released", held=time.monotonic() - began, error=outcome)
 
     def _acquire(self, held: Mapping[str, int]) -> tuple[Grant, float]:
         """Return the grant, and from when its time counts."""

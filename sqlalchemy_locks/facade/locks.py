@@ -29,7 +29,6 @@ from sqlalchemy_locks.facade.mutexes import Mutexes
 from sqlalchemy_locks.facade.semaphore_wait import SemaphoreWaiter
 from sqlalchemy_locks.facade.sweep import DAY, Alive, sweep
 from sqlalchemy_locks.runtime.decorators import check_plain
-from sqlalchemy_locks.runtime.events import is_logged
 from sqlalchemy_locks.runtime.renewal import LeaseTimers
 from sqlalchemy_locks.values import Grant, Released, Report
 
@@ -237,7 +236,7 @@ class Locks(LockHost):
         True
         """
         released: Released = self._run_on_request(semaphore.release(external_id))
-        if released is Released.RELEASED and (self._listened or is_logged()):
+        if released is Released.RELEASED:
             self._emit_of_request("released", external_id)
         return released
 

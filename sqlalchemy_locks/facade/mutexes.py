@@ -15,7 +15,6 @@ from sqlalchemy_locks.core.operation import Operation, fresh_nonce
 from sqlalchemy_locks.core.roles import DEFAULT_QUEUE, NONCE_PARAM
 from sqlalchemy_locks.errors import OutcomeUnknown, UnknownTask
 from sqlalchemy_locks.facade.host import LockHost
-from sqlalchemy_locks.runtime.events import is_logged
 
 #: how many acquisitions are remembered, of those held and of those released
 _MAX_REMEMBERED = 10_000
@@ -93,7 +92,7 @@ class Mutexes:
                 if self._acquired.get(key) is nonces:
                     del self._acquired[key]
                     _remember(self._released, key, nonces)
-        if released and (self._locks._listened or is_logged()):
+        if released:
             self._locks._emit("released", "mutex", (id,), owner=owner)
         return released
 
@@ -120,8 +119,7 @@ class Mutexes:
             with self._changing:
                 self._released.pop(key, None)
                 _remember(self._acquired, key, (nonce,))
-            if self._locks._listened or is_logged():
-                self._locks._emit("acquired", "mutex", (id,), owner=owner, fence=None if answer is True else answer)
+            self._locks._emit("acquired", "mutex", (id,), owner=owner, fence=None if answer is True else answer)
         return answer
 
 

@@ -46,7 +46,7 @@ from sqlalchemy_locks.errors import (
 from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.keys import queue_keys
 from sqlalchemy_locks.runtime import reentry
-from sqlalchemy_locks.runtime.events import is_logged, log
+from sqlalchemy_locks.runtime.events import log
 from sqlalchemy_locks.runtime.local_queue import local_queues
 from sqlalchemy_locks.runtime.renewal import clock
 from sqlalchemy_locks.semaphore.acquire import in_turn
@@ -132,11 +132,10 @@ class SemaphoreWaiter:
             if grant.replayed and self._kind is not None:
                 # its holder is another caller: it must not be released here
                 raise RequestHeld(f"the request {ident!r} is held by another caller")
-            if self._locks._listened or is_logged():
-                waited = time.monotonic() - self._began
-                self._emit("waited", waited=waited)
-                # timed for blocks only: other permits may be released by another process
-                self._emit("acquired", waited=waited if self._kind else None, fence=grant.fence)
+            waited = time.monotonic() - self._began
+            self._emit("waited", waited=waited)
+            # timed for blocks only: other permits may be released by another process
+            self._emit("acquired", waited=waited if self._kind else None, fence=grant.fence)
         except OutcomeUnknown as error:
             raise OutcomeUnknown(f"{error}; its external_id is {ident!r}: ask again with it, or release it") from error
         except (UnknownSemaphore, IdempotencyConflict, RequestHeld, RequestOver):

@@ -1,7 +1,7 @@
 """Events of locks, for listeners and for the log ``sqlalchemy_locks``.
 
 Listeners are SQLAlchemy's: ``event.listen(locks, "acquired", on_event)``. What a listener raises is logged, and breaks
-no lock. Without listeners, and without debug logging, an event costs two comparisons.
+no lock.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable
-from functools import partial
 from typing import Any
 
 from sqlalchemy import event
@@ -22,15 +21,10 @@ log = logging.getLogger("sqlalchemy_locks")
 
 _LEVELS = {"lost": logging.WARNING, "retried": logging.WARNING, "swept": logging.INFO}
 _DEBUG = logging.DEBUG
-#: whether every event is logged; checked before frequent events, as ``Observed._listened`` is
-is_logged = partial(log.isEnabledFor, _DEBUG)
 
 
 class Observed(EventTarget):
     """The target of listeners: ``Locks``, and ``AsyncLocks`` through it."""
-
-    #: it has, or had, a listener
-    _listened = False
 
     #: the owner that is stored with what is acquired
     owner: str
@@ -72,7 +66,7 @@ class Observed(EventTarget):
 
 
 def add_listener(event_key: Any, **kw: Any) -> None:
-    """Add a listener to its target, which then emits events.
+    """Add a listener to its target.
 
     :param event_key: SQLAlchemy's description of both. :raises TypeError: for a coroutine, which nothing would await.
     """
@@ -80,7 +74,6 @@ def add_listener(event_key: Any, **kw: Any) -> None:
         raise TypeError(
             f"a listener is a plain function, and {event_key.fn!r} is async: start a task in a plain function"
         )
-    event_key.dispatch_target._listened = True
     event_key.base_listen(**kw)
 
 

@@ -1,9 +1,10 @@
 """The tables.
 
 Engines with schemas (PostgreSQL, YugabyteDB) keep them in the schema ``lock``, which the execution option
-``schema_translate_map`` moves; the others put a prefix before each name, by the option ``locks_prefix``.
-``BuildContext`` in ``core/operation.py`` applies both, and ``alembic/options.py`` at installation. Alembic's steps
-never read this module: a test holds the two equal.
+``schema_translate_map`` moves: SQLAlchemy translates tables, ``dialects/postgresql_compiler.py`` functions. The others
+put a prefix before each name, by the option ``locks_prefix``: ``BuildContext`` in ``core/operation.py`` chooses the
+tables. At installation both come from ``alembic/options.py``. Alembic's steps never read this module: a test holds the
+two equal.
 """
 
 from __future__ import annotations

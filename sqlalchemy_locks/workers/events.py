@@ -1,7 +1,7 @@
 """Events of workers, for listeners and for metrics.
 
 Listeners are SQLAlchemy's: ``event.listen(worker, "completed", on_event)``. What a listener raises is logged, and
-breaks no worker. Without listeners an event costs a comparison.
+breaks no worker.
 """
 
 from __future__ import annotations
@@ -26,9 +26,6 @@ from sqlalchemy_locks.workers.running_job import RunningJob
 class ObservedWorker(EventTarget):
     """The target of listeners: ``Worker`` and ``AsyncWorker``."""
 
-    #: it has, or had, a listener
-    _listened = False
-
 
 class JobReports:
     """Emits the events of a worker and its jobs.
@@ -41,7 +38,7 @@ class JobReports:
 
     def emit_job(self, what: str, job: RunningJob, *, error: BaseException | None = None) -> None:
         """Emit an event of one job."""
-        if not self._worker._listened:
+        if not getattr(self._worker.dispatch, what):
             return
         waited = took = None
         if what == "begun":
@@ -61,8 +58,7 @@ class JobReports:
 
     def emit_stalled(self, count: int) -> None:
         """Emit the event of jobs that were requeued, which this worker hasn't read."""
-        if self._worker._listened:
-            self._emit("stalled", count=count)
+        self._emit("stalled", count=count)
 
     def _emit(self, what: str, **values: Any) -> None:
         config = self._config

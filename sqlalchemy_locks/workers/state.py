@@ -43,7 +43,7 @@ _AHEAD = 0.1
 #: within how many seconds ready jobs run without further slots
 _SOON = 0.001
 #: the bits of a claim whose attempt isn't counted, was counted when its handler could begin, or ahead
-_COUNTED = (0, BEGUN, BEGUN | COUNTED_AHEAD)
+_COUNT_STATES = (0, BEGUN, BEGUN | COUNTED_AHEAD)
 #: how often a worker that stops tries to report and release its jobs
 _CLOSE_ATTEMPTS = 5
 
@@ -480,14 +480,14 @@ class WorkerState:
         states: dict[Any, str] = {_with_bits(job._pair, bits): RUNNING for job in jobs}
         if self.database.perform(self.config.queue._begin([job._pair for job in jobs], ahead=ahead)) < len(jobs):
             # the reply to an earlier count may have been lost, which was ahead or not
-            states = self.database.states([_with_bits(job._pair, each) for job in jobs for each in _COUNTED])
+            states = self.database.states([_with_bits(job._pair, each) for job in jobs for each in _COUNT_STATES])
         counted = []
         for job in jobs:
-            owned = [each for each in _COUNTED if states.get(_with_bits(job._pair, each)) == RUNNING]
-            if any(owned):
-                job._count(owned[0])
+            state = next((bits for bits in _COUNT_STATES if states.get(_with_bits(job._pair, bits)) == RUNNING), None)
+            if state:
+                job._count(state)
                 counted.append(job)
-            elif owned:
+            elif state is not None:
                 job._locked_until = time.monotonic() + LOCKED_INTERVAL
             else:
                 log(logging.WARNING, "A job is not started: it has another owner by now")
@@ -569,7 +569,6 @@ class WorkerState:
     def _release_waiting(self) -> None:
         """Release the jobs that were not started, so that other workers needn't wait until they have stalled."""
         with self._lock:  # a slot that has seen no stop takes its job first
-            self.stopping = True
             jobs = [*self.waiting, *self.ready]
         self._release(jobs)
         with self._lock:
@@ -587,7 +586,7 @@ class WorkerState:
         """Return jobs to the queue; those whose rows are locked are returned when they have stalled."""
         if jobs:
             # their attempts may be counted, though no reply has said so
-            pairs = {_with_bits(job._pair, each) for job in jobs for each in _COUNTED}
+            pairs = {_with_bits(job._pair, each) for job in jobs for each in _COUNT_STATES}
             self.database.perform(skip_locked_rows(self.config.queue.release(sorted(pairs))))
 
 
