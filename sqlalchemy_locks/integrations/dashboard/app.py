@@ -154,10 +154,17 @@ def wsgi(locks: Locks | Callable[[], Locks], **options: Unpack[PageOptions]) -> 
     """
     app: Any = asgi(_getter(locks, _check_synchronous), **options)
 
+    async def logged(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await app(scope, receive, send)
+        except Exception:
+            _log.exception("the dashboard failed, in a callback perhaps")
+            raise
+
     @functools.cache
     def bridge(process: int) -> WSGI:
         # it starts a thread, which a fork would not have
-        return cast("WSGI", a2wsgi.ASGIMiddleware(app))
+        return cast("WSGI", a2wsgi.ASGIMiddleware(cast(Any, logged)))
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         try:
@@ -214,13 +221,19 @@ def _getter(locks: Any, check: Callable[[Any], L]) -> Callable[[], L]:
 
 def _check_synchronous(locks: Any) -> Locks:
     if not isinstance(locks, Locks):
-        raise TypeError(f"dashboard.wsgi takes Locks, not {locks!r}: AsyncLocks need dashboard.asgi")
+        raise TypeError(
+            f"dashboard.wsgi takes Locks, not {locks!r}: of FlaskLocks pass `current`, in the context of the app; "
+            "AsyncLocks need dashboard.asgi"
+        )
     return locks
 
 
 def _check_either(locks: Any) -> AsyncLocks | Locks:
+    if isinstance(locks, Locks):
+        return locks
+    # needs greenlet, which an app without an async driver doesn't have
     from sqlalchemy_locks.facade.async_locks import AsyncLocks
 
-    if not isinstance(locks, (AsyncLocks, Locks)):
+    if not isinstance(locks, AsyncLocks):
         raise TypeError(f"dashboard.asgi takes AsyncLocks or Locks, not {locks!r}")
     return locks

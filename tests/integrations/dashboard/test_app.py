@@ -116,6 +116,8 @@ def test_mounted_in_flask(databases: Databases) -> None:
 
 
 PRELOADED = """
+import sys
+sys.modules["greenlet"] = None  # an app without an async driver has none
 import sqlalchemy_locks as sl
 from flask import Flask
 from sqlalchemy import NullPool, create_engine
@@ -181,7 +183,7 @@ def test_options_are_checked(databases: Databases) -> None:
     with pytest.raises(TypeError, match="list of host names"):
         dashboard.wsgi(locks, hosts="app.example.org")
     other: Any = sl.AsyncLocks(create_async_engine(databases("sqlite")[1], poolclass=NullPool))
-    with pytest.raises(TypeError, match=r"need dashboard\.asgi"):
+    with pytest.raises(TypeError, match=r"of FlaskLocks pass `current`.*need dashboard\.asgi"):
         dashboard.wsgi(other)
     with pytest.raises(TypeError, match=r"dashboard\.asgi takes AsyncLocks or Locks, not "):
         dashboard.asgi(None)  # type: ignore[arg-type]
@@ -197,7 +199,7 @@ def test_open_page_is_logged_once(databases: Databases, caplog: pytest.LogCaptur
     assert "open to everyone" in record.getMessage()
 
 
-def test_callback_exceptions_are_answered(door_to: MakeDoor) -> None:
+def test_callback_exceptions_are_answered(door_to: MakeDoor, caplog: pytest.LogCaptureFixture) -> None:
     def fail(request: Request) -> bool:
         raise PermissionError(request.url.path)
 
@@ -206,6 +208,8 @@ def test_callback_exceptions_are_answered(door_to: MakeDoor) -> None:
 
     with pytest.raises(PermissionError, match="/live"):
         door_to(view=fail).get("/live")
+    assert door_to(door="wsgi", view=fail).get("/live").status_code == 500
+    assert "PermissionError: /live" in caplog.text
     for options in ({"view": login}, {"authorize": login, "secret": "s"}):
         answer = door_to(**options).get()
         assert (answer.status_code, answer.headers["www-authenticate"]) == (401, "Basic")
