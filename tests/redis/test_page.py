@@ -1,9 +1,6 @@
-"""docs/redis.md: its snippets run, its commands return what is shown, its script is the one that is sent."""
+"""docs/redis.md: its snippets run, and its commands return what is shown."""
 
 from __future__ import annotations
-
-import importlib
-import textwrap
 
 import pytest
 import redis
@@ -34,13 +31,5 @@ def test_commands_answer_as_shown(block: Block, plain: redis.Redis) -> None:
         assert plain.execute_command(*command.removeprefix("> ").split()) == int(answer)
 
 
-@pytest.mark.parametrize("block", of("lua"))
-def test_page_shows_the_script_that_is_sent(block: Block) -> None:
-    module, _, name = block.mark.removeprefix("lua: ").partition(".")
-    script = getattr(importlib.import_module(f"sqlalchemy_locks.redis.{module}"), name)
-    assert textwrap.indent(block.text.strip(), "  ").encode() in script.source
-
-
-def test_page_has_commands_and_scripts() -> None:
+def test_page_has_commands() -> None:
     assert len(of("redis")) == 2
-    assert len(of("lua")) == 1
