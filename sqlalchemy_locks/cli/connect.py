@@ -129,8 +129,8 @@ def _parse_url(text: str) -> URL:
         ) from None
     except ImportError as error:
         raise click.UsageError(
-            f"The driver of {url.drivername}:// URLs is not installed ({error}): install it, or name another one, as "
-            "in postgresql+psycopg:// or mysql+pymysql://."
+            f"The driver of {url.drivername}:// URLs is not installed ({error}): install it (this library has extras "
+            "such as [postgresql] and [mysql]), or name another one in the URL."
         ) from None
     return url
 

@@ -694,10 +694,9 @@ def fresh_nonce() -> str:
 
 
 _NOT_INSTALLED = (
-    "the tables or functions of sqlalchemy-locks are not in this database, or not all of them: install them "
-    "in the way that the app uses (`alembic upgrade heads`, after `op.upgrade_locks` in a revision of your own "
-    "or with the shipped revisions; `sqlalchemy-locks install`; or `sl.metadata().create_all(engine)`), or "
-    "name the schema or prefix that they were installed under; `sqlalchemy-locks check` tells which it is"
+    "install the tables and functions of sqlalchemy-locks in the way that the app uses (`alembic upgrade heads`, after "
+    "`op.upgrade_locks` in a revision; `sqlalchemy-locks install`; or `sl.metadata().create_all(engine)`), or name "
+    "the schema or prefix that they were installed under; `sqlalchemy-locks check` tells what is missing"
 )
 #: of an error of the driver's
 GRANT_HINT = "`grant_to` in a migration, or `sqlalchemy-locks install --grant-to`, grants a user what locks need"
@@ -712,7 +711,7 @@ def translated(backend: Backend, needs_installation: bool = False) -> Iterator[N
         ours = backend.translate(error)
         meaning = backend.meaning(error) if needs_installation else None
         if ours is None and meaning == "missing":
-            ours = NotInstalled(_NOT_INSTALLED)
+            ours = NotInstalled(f"{str(error.orig).splitlines()[0]}: {_NOT_INSTALLED}")
         if ours is not None:
             raise ours from error
         if meaning == "denied":

@@ -186,7 +186,8 @@ class LeaseContext:
                         held[name] = held.get(name, 0) + count
             if self._single and held:
                 raise ReentryError(
-                    f"this thread or task holds {next(iter(held))!r} already: acquiring it again would deadlock"
+                    f"this thread or task holds {next(iter(held))!r} already, and acquiring it again would deadlock: "
+                    "work in the block that holds it"
                 )
             grant, asked_at = self._acquire(held)
             began = time.monotonic()

@@ -155,8 +155,8 @@ def _values(impl: _Row, ident: Any) -> dict[str, Any]:
         parts = ident if isinstance(ident, (tuple, list)) else (ident,)
     if len(parts) != len(impl.key_columns):
         raise ValueError(
-            f"the primary key of {impl._entity_name()} has {len(impl.key_columns)} columns "
-            f"({', '.join(impl.names)}), and {len(parts)} values were given"
+            f"the primary key of {impl._entity_name()} is {', '.join(impl.names)}: it takes as many values, not "
+            f"{len(parts)}"
         )
     if any(part is None for part in parts):
         raise ValueError(f"a primary key of {impl._entity_name()} can't be None")

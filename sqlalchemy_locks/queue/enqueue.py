@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import reprlib
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from decimal import Decimal
@@ -310,14 +311,14 @@ def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
     except RecursionError as error:
         raise _too_deep() from error
     except ValueError as error:
-        raise ValueError(f"a payload is JSON, and this isn't ({error}): {payload!r}") from error
+        raise ValueError(f"a payload is JSON, and this isn't ({error}): {reprlib.repr(payload)}") from error
     except TypeError as error:
         raise TypeError(
             f"a payload is JSON, and this isn't ({error}): convert it, or pass json_serializer= to create_engine: "
-            f"{payload!r}"
+            f"{reprlib.repr(payload)}"
         ) from error
     if ("\\u" in text and _UNSTORABLE.search(text)) or not (text.isascii() or _HALF.search(text) is None):
-        raise ValueError(f"a payload's text has no NUL and no half of a surrogate pair: {payload!r}")
+        raise ValueError(f"a payload's text has no NUL and no half of a surrogate pair: {reprlib.repr(payload)}")
     if text.count("[") + text.count("{") > _MOST_LEVELS or len(text) > _LONGEST_KEY // 4 or _LARGE.search(text):
         return _portable(text)
     return text

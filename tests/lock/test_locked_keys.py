@@ -47,7 +47,7 @@ def test_psql_and_the_library_use_the_same_lock(engine: Engine) -> None:
 def test_database_without_the_functions(servers: Any) -> None:
     with connected(servers.fresh("postgresql15", "psycopg")) as engine, engine.connect() as connection:
         for operation in (sl.lock.exclusive("a"), sl.lock.try_shared("a"), sl.lock.vacuum(), sl.lock.create("a")):
-            with pytest.raises(sl.NotInstalled, match="`sqlalchemy-locks check` tells which"):
+            with pytest.raises(sl.NotInstalled, match="`sqlalchemy-locks check` tells what is missing"):
                 connection.execute(operation)
             connection.rollback()
         assert (

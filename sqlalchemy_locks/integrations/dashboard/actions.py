@@ -86,7 +86,7 @@ def resize(locks: Locks, form: Mapping[str, str], who: str, own: Mapping[str, Ow
     """Change a semaphore's capacity; the visitor is recorded in its history."""
     name, capacity = form.get("name", ""), form.get("capacity", "")
     if not capacity.isascii() or not capacity.isdigit() or len(capacity) > 10:
-        raise ValueError(f"a capacity is a whole number, not {capacity[:40]!r}")
+        raise ValueError(f"a capacity is a whole number up to {2**31 - 1}, not {capacity[:40]!r}")
     old = locks.run(semaphore.resize(name, int(capacity), by=who))
     return f"{name!r} has a capacity of {int(capacity):,} now; it was {old:,}"
 
