@@ -1,4 +1,4 @@
-"""Clean-up that ends though its task was cancelled."""
+"""Waits that lose no cancellation, and clean-up that ends though its task was cancelled."""
 
 from __future__ import annotations
 
@@ -12,6 +12,18 @@ T = TypeVar("T")
 
 #: seconds that the clean-up has after the first cancellation
 GRACE = 5.0
+
+
+async def wait_for_event(event: asyncio.Event, timeout: float | None) -> None:
+    """Wait until an event is set, for ``timeout`` seconds at most.
+
+    Not ``asyncio.wait_for``, which before Python 3.12 loses a cancellation that comes together with the result.
+    """
+    waiting = asyncio.ensure_future(event.wait())
+    try:
+        await asyncio.wait({waiting}, timeout=timeout)
+    finally:
+        waiting.cancel()
 
 
 async def shielded(work: Coroutine[Any, Any, T], *, raise_cancelled: bool = False) -> T:

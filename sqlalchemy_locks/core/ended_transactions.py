@@ -34,9 +34,13 @@ ROLLED_BACK = (
 def note_end(backend: Backend, context: ExceptionContext) -> LockLost | None:
     """Note that an error has ended its transaction; return what is raised instead of it, if anything."""
     error, connection = context.sqlalchemy_exception, context.connection
-    if connection is None or not isinstance(error, DBAPIError) or not backend.ends_transaction(error):
+    if connection is None or context.is_disconnect or not isinstance(error, DBAPIError):
         return None
-    if (transaction := connection.get_transaction()) is None:
+    transaction = connection.get_transaction()
+    if transaction is None or not backend.ends_transaction(error):
+        return None
+    # of SQLite's errors any may end it, and its driver tells
+    if backend.single_writer and (transaction not in _with_locks or backend.transaction_begun(connection)):
         return None
     rolled_back_transactions.add(transaction)
     if transaction in _with_locks and _refuse_commit not in connection.dispatch.commit:

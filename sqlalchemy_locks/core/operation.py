@@ -11,8 +11,8 @@ driver that are about locks leave it as this library's.
 These hooks of SQLAlchemy are private or semi-private. They are used in this file and nowhere else, and
 ``tests/core/test_private_names.py`` pins them on 2.0 and 2.1:
 
-- ``_execute_on_connection`` / ``_execute_on_scalar``: a ``Connection`` calls them. Under async that call is inside the
-  greenlet already, so one synchronous implementation serves both.
+- ``_execute_on_connection``: a ``Connection`` calls it. Under async that call is inside the greenlet already, so one
+  synchronous implementation serves both.
 - ``CompileState.plugin_for("orm", visit name)``: a ``Session`` calls it, for autoflush, for ``get_bind`` and for
   entities; ``_get_plugin_class_for_plugin`` returns that of a SELECT. Its ``orm_pre_session_exec`` returns two values
   on 2.0 and three on 2.1.
@@ -58,6 +58,7 @@ from sqlalchemy_locks.sql.elements import ReadCommitted
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
+    from sqlalchemy.engine import ExceptionContext
     from sqlalchemy.orm import Session
 
     from sqlalchemy_locks.values import Holder
@@ -104,14 +105,20 @@ def engine_state(connection: Connection) -> EngineState:
             connection.rollback()  # the level of a transaction can be set before its first statement only
         state = EngineState(backend_for(connection.dialect, server), server)
         engine_states[connection.dialect] = state
-        if state.backend.marker_is_savepoint:
-            event.listen(connection.dialect, "handle_error", partial(note_end, state.backend), retval=True)
-        elif connection.dialect.is_async and state.backend.schemas:
-            event.listen(connection.dialect, "handle_error", note_failure)
+        # of the class: where an app's listener of the engine raises, those after it are not called
+        if not state.backend.schemas:
+            event.listen(type(connection.dialect), "handle_error", _note_end, retval=True)
+        elif connection.dialect.is_async:
+            event.listen(type(connection.dialect), "handle_error", note_failure)
     several_nodes = state.server.several_nodes
     if several_nodes is not None and not connection.get_execution_options().get("locks_one_node"):
         raise Unsupported(several_nodes)
     return state
+
+
+def _note_end(context: ExceptionContext) -> Exception | None:
+    state = engine_states.get(context.dialect)
+    return None if state is None else note_end(state.backend, context)
 
 
 def has_begun(connection: Connection) -> bool:
@@ -336,15 +343,8 @@ class Operation(Generative, TypedReturnsRows[R], Generic[R]):
         return bound._compiler(dialect, **kw)
 
     def _execute_on_connection(self, connection: Connection, distilled_params: Any, execution_options: Any) -> Any:
-        if distilled_params:
-            _refuse_parameters(distilled_params)
+        _refuse_parameters(distilled_params)
         return self._result(Execution(connection, self, execution_options).perform())
-
-    def _execute_on_scalar(self, connection: Connection, distilled_params: Any, execution_options: Any) -> Any:
-        if distilled_params:
-            _refuse_parameters(distilled_params)
-        outcome = Execution(connection, self, execution_options).perform()
-        return outcome.scalar() if isinstance(outcome, Result) else outcome
 
     def _unpack(self, result: Result[Any]) -> Any:
         return result.scalar()
@@ -396,8 +396,7 @@ class _InSession:
         bind_arguments: dict[str, Any],
         is_pre_event: bool,
     ) -> tuple[Any, ...]:
-        if params:
-            _refuse_parameters(params)
+        _refuse_parameters(params)
         if not bind_arguments.keys() & {"bind", "mapper", "clause"}:
             bind_arguments.update(statement._impl.route())
         options = statement._execution_options.merge_with(execution_options)
@@ -544,11 +543,13 @@ class Execution:
             if self.server.savepoint_hides_end and impl.writes:
                 forbid_savepoints(connection, self.server.cluster)
             # an error that the app passes over may end its transaction; those of Locks end by themselves
-            of_app = self.backend.key_rows and not self.begun_by_locks
-            if of_app and impl.writes and not self.backend.autocommit(connection):
+            of_app = impl.writes and not self.begun_by_locks
+            if of_app and self.backend.key_rows and not self.backend.autocommit(connection):
                 lost_when_ended(connection, None)
             with self.waiting() if self.sets_limit else contextlib.nullcontext():
                 outcome = impl.run(self)
+            if of_app and self.backend.single_writer and self.backend.transaction_begun(connection):
+                lost_when_ended(connection, None)
         except (DBAPIError, DriverTimeout) as error:
             waited = time.monotonic() - began
             if not died_waiting(error, waited):

@@ -20,7 +20,7 @@ from sqlalchemy.exc import TimeoutError as PoolExhausted
 
 from sqlalchemy_locks._forks import in_forked_child, shares_one_connection
 from sqlalchemy_locks.core.operation import Execution, translated
-from sqlalchemy_locks.core.transaction import return_to_pool
+from sqlalchemy_locks.core.transaction import return_to_pool, roll_back
 from sqlalchemy_locks.errors import PoolTimeout, Unsupported
 
 #: of this process; a forked child gives each a new pool
@@ -121,6 +121,9 @@ def side_connection(execution: Execution, row_wait: int = 0) -> Iterator[Connect
             connection = connect()
         try:
             yield connection
+        except BaseException:
+            roll_back(connection)  # with skip_autocommit_rollback, SQLAlchemy itself sends no ROLLBACK
+            raise
         finally:
             return_to_pool(connection)
 

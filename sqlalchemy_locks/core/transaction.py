@@ -466,19 +466,17 @@ class Attempts:
             execution = Execution(connection, operation, options, deadline=deadline)
             backend = execution.backend
             heard = bool(self.after_begin.idle_session.dispatch.after_begin)
-            # a setting limits the waits of what follows it, among it SQLite's BEGIN
-            sets_limit = execution.sets_limit or (backend.single_writer and execution.wait is not None)
             if self._in_sessions and (heard or (isinstance(operation, RowsOperation) and operation.is_select)):
                 way = "session"
-            elif short or heard or sets_limit or not operation._impl.is_one_statement(execution):
+            elif short or heard or execution.sets_limit or not operation._impl.is_one_statement(execution):
                 way = "short transaction"
             elif backend.allows_autocommit(connection, execution.server, execution.level):
                 way = "autocommit"
             # the statement of a task that is cancelled may still be executed, and would commit by itself
             elif connection.dialect.is_async and backend.autocommit(connection):
                 way = "short transaction"
-            # at every level of InnoDB an UPDATE reads the latest rows, and SQLite has no levels
-            elif (backend.stale_reads and self._in_sessions) or backend.single_writer:
+            # at every level of InnoDB an UPDATE reads the latest rows
+            elif backend.stale_reads and self._in_sessions:
                 way = "plain transaction"
 
             if way == "autocommit":

@@ -165,9 +165,9 @@ class Backend:
         return False
 
     def ends_transaction(self, error: DBAPIError) -> bool:
-        """Return whether the server has rolled the transaction back for an error, which no driver tells.
+        """Return whether an error may have rolled the transaction back, so that further statements begin another one.
 
-        Only called with ``marker_is_savepoint``: elsewhere every further statement fails.
+        Only called without ``schemas``: there every further statement fails.
         """
         raise NotImplementedError
 

@@ -102,6 +102,11 @@ class SQLite(Backend):
                 "binds values in the order in which they first occur, so that one gets the value of another: leave it "
                 "out of create_engine"
             )
+        if getattr(connection.dialect, "skip_autocommit_rollback", False):
+            raise Unsupported(
+                "skip_autocommit_rollback=True keeps SQLAlchemy from ending SQLite's transactions by ROLLBACK where "
+                "sqlite3's own isolation_level is None, so that locks stay held: leave it out of create_engine"
+            )
         query = connection.engine.url.query
         if "nolock" in query or query.get("vfs") == "unix-none":
             raise Unsupported("nolock and vfs=unix-none switch off SQLite's locks of a file: leave them out of its URL")
@@ -113,6 +118,9 @@ class SQLite(Backend):
     def transaction_begun(self, connection: Connection) -> bool:
         return in_transaction(connection)
 
+    def ends_transaction(self, error: DBAPIError) -> bool:
+        return True  # it may: ON CONFLICT ROLLBACK, a full disk
+
     def marker_lost(self, connection: Connection) -> bool:
         return not in_transaction(connection)  # a full disk or an I/O error ends it
 
@@ -122,6 +130,8 @@ class SQLite(Backend):
     def begin(
         self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
     ) -> RootTransaction:
+        if connection.in_transaction():
+            connection.rollback()  # a listener of the app's has executed something
         with self._begin_bounded(connection, wait):
             transaction = connection.begin()
         if not in_transaction(connection):

@@ -246,8 +246,7 @@ class KeyBlock:
         # elsewhere a key is the database's, whatever the schema
         where = locks._reentry_scope if locks._backend.key_rows else None
         keys = (0,) if locks._backend.single_writer else self._names  # its one lock is that of all keys
-        scope = locks._engine.dialect, where
-        counts = {(scope, key): 1 for key in keys}
+        counts = {((locks._engine.dialect, where), key): 1 for key in keys}
         for entry in reentry.held_by("key", owner):
             for scope, key in entry.held:
                 if (scope, key) in counts:

@@ -7,7 +7,6 @@ the task, and the others skip it.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy_locks import lock, semaphore
 from sqlalchemy_locks.conditional.timeout import Timeout
+from sqlalchemy_locks.core.cancellation import wait_for_event
 from sqlalchemy_locks.core.operation import Operation, cluster_behind
 from sqlalchemy_locks.errors import LockError, NotInstalled, ReentryError
 from sqlalchemy_locks.facade.host import LockHost
@@ -163,8 +163,7 @@ class AsyncMaintenance:
                 _log_report(await self._maintain())
             except Exception as error:
                 _log_failure(error)
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._stopped.wait(), self._every)
+            await wait_for_event(self._stopped, self._every)
 
 
 def _log_report(report: Report) -> None:

@@ -13,7 +13,6 @@ the lease is proven.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import os
@@ -29,6 +28,7 @@ from weakref import WeakSet
 from sqlalchemy.util import greenlet_spawn
 
 from sqlalchemy_locks._validation import timeout_seconds
+from sqlalchemy_locks.core.cancellation import wait_for_event
 from sqlalchemy_locks.core.side_pool import SidePool
 from sqlalchemy_locks.values import Grant
 
@@ -428,8 +428,7 @@ class RenewalTask:
         self._settled.clear()
         if self._task.done():
             return
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._settled.wait(), _RENEWAL_END)
+        await wait_for_event(self._settled, _RENEWAL_END)
         if not (self.schedule.leases or self._task.done()):
             await self._cancel()
 
@@ -456,8 +455,7 @@ class RenewalTask:
         """Wait for the next renewal, or until something has changed."""
         self._wakes_at = math.inf if pause is None else clock() + pause
         self._changed.clear()
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._changed.wait(), None if pause == math.inf else pause)
+        await wait_for_event(self._changed, None if pause == math.inf else pause)
         self._wakes_at = -math.inf
 
     async def _work_on_skipped(self) -> None:

@@ -47,7 +47,7 @@ class JobReports:
                 waited = max(0.0, (job._value("started_at") - job._value("run_at")).total_seconds())
         elif what != "dead" and job._began_at:
             took = time.monotonic() - job._began_at
-        self._emit(
+        self.emit(
             what,
             external_id=job._value("external_id"),
             attempt=job._value("attempts"),
@@ -56,11 +56,8 @@ class JobReports:
             error=error,
         )
 
-    def emit_stalled(self, count: int) -> None:
-        """Emit the event of jobs that were requeued, which this worker hasn't read."""
-        self._emit("stalled", count=count)
-
-    def _emit(self, what: str, **values: Any) -> None:
+    def emit(self, what: str, **values: Any) -> None:
+        """Emit an event of jobs that this worker hasn't read."""
         config = self._config
         job_event = JobEvent(event=what, queue=config.name, engine=config.backend.name, host=self._host(), **values)
         for listener in getattr(self._worker.dispatch, what):

@@ -557,7 +557,7 @@ class WorkerState:
         number = self.database.perform(operation)
         if number:
             log(logging.WARNING, "Jobs requeued, whose worker sent no heartbeat: %d", number)
-            self.reports.emit_stalled(number)
+            self.reports.emit("stalled", count=number)
             self._more_jobs = True
         if number < _REQUEUE:
             self._requeue_at = time.monotonic() + config.requeue_interval

@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 import pytest
-from sqlalchemy import Column, Engine, Integer, MetaData, String, Table, text
+from sqlalchemy import Column, Engine, Integer, MetaData, String, Table
 
 import sqlalchemy_locks as sl
 from tests.core.test_compile import MAKE
@@ -39,19 +39,6 @@ def compiled() -> Any:
     yield handler.words
     logger.setLevel(level)
     logger.removeHandler(handler)
-
-
-@pytest.mark.parametrize("shared", [False, True], ids=["exclusive", "shared"])
-def test_fifty_keys_are_fifty_keys(engine_to: MakeEngine, shared: bool) -> None:
-    """Which key an execution locked is read from the server, not from the statement."""
-    engine = engine_to("postgresql15")
-    keys = [sl.lock.key(unused()) for _ in range(50)]
-    take, attempt = (sl.lock.shared, sl.lock.try_shared) if shared else (sl.lock.exclusive, sl.lock.try_exclusive)
-    with engine.begin() as connection:
-        for n, key in enumerate(keys):
-            connection.scalar(attempt(key) if n % 2 else take(key))
-        rows = connection.execute(text("SELECT key, mode FROM lock.locked_keys WHERE pid = pg_backend_pid()"))
-        assert sorted(rows) == sorted((key, "shared" if shared else "exclusive") for key in keys)
 
 
 def operations() -> list[Any]:

@@ -117,12 +117,6 @@ def test_prefixes_do_not_mix_on_one_engine(servers: Any, name: str) -> None:
             assert keys == [first, first + 2, first + 4, 100 + first, 102 + first, 104 + first]
 
 
-def test_options_make_a_new_operation() -> None:
-    operation = sl.lock.exclusive("a")
-    assert operation.execution_options(locks_wait=1) is not operation
-    assert "locks_wait" not in operation.get_execution_options()
-
-
 def test_a_map_of_other_schemas(engine_to: Callable[..., Engine]) -> None:
     """The connection beside the transaction adds its database to the map, for statements that others execute, too."""
     engine, what = engine_to("mysql", execution_options={"schema_translate_map": {"tenant": "tenant_1"}}), unused()

@@ -16,7 +16,6 @@ import sqlalchemy_locks
 PACKAGE = pathlib.Path(sqlalchemy_locks.__file__).parent
 NAMES = [
     "_execute_on_connection",
-    "_execute_on_scalar",
     "_get_plugin_class_for_plugin",
     "_effective_plugin_target",
     "_autoflush",
@@ -38,7 +37,6 @@ def test_a_private_name_is_used_in_one_module(name: str) -> None:
 
 def test_statements_have_the_hooks_of_an_operation() -> None:
     assert callable(Select._execute_on_connection)
-    assert callable(Select._execute_on_scalar)
     assert callable(Session._autoflush)
     plugin: Any = CompileState._get_plugin_class_for_plugin(select(text("1")), "orm")
     assert callable(plugin.orm_pre_session_exec)

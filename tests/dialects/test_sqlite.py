@@ -202,10 +202,23 @@ def test_a_read_only_file_or_connection_is_refused(make: Make, path: Path, numbe
         engine.dispose()
 
 
-def test_a_file_without_locks_is_refused(path: Path) -> None:
-    engine = create_engine(f"sqlite:///file:{path}?nolock=1&uri=true", poolclass=NullPool)
-    with pytest.raises(sl.Unsupported, match="leave them out"):
-        sl.Locks(engine).exclusive("a").__enter__()
+def test_what_switches_off_locks_or_their_end_is_refused(path: Path) -> None:
+    without_locks = create_engine(f"sqlite:///file:{path}?nolock=1&uri=true", poolclass=NullPool)
+    without_rollback = create_engine(f"sqlite:///{path}", poolclass=NullPool, skip_autocommit_rollback=True)
+    for engine in (without_locks, without_rollback):
+        with pytest.raises(sl.Unsupported, match="leave (it|them) out"):
+            sl.Locks(engine).exclusive("a").__enter__()
+
+
+def test_an_engine_in_autocommit_whose_listener_reads(make: Make) -> None:
+    engine, queue, jobs = make(isolation_level="AUTOCOMMIT"), sl.Queue(), []
+    event.listen(engine, "engine_connect", lambda connection: connection.exec_driver_sql("SELECT 1"))
+    with sl.Locks(engine).exclusive("a"):
+        assert not other_can_write(make)
+    sl.Locks(engine).run(queue.put(1, 2, 3))
+    assert len(sl.Locks(engine).run(queue.capture(2))) == 2
+    sl.Worker(queue, jobs.append, bind=engine).run(until_empty=True)
+    assert [job.payload for job in jobs] == [3]
 
 
 AUTOCOMMIT = driver_arguments(True)

@@ -104,8 +104,7 @@ def test_the_shipped_revisions(app: Path) -> None:
     change_app(directives, app)
     in_python = 'flask_migrate.upgrade(revision="heads")'
     assert in_python in PAGE.read_text()
-    code = f"import app, flask_migrate\nwith app.create_app().app_context(): {in_python}"
-    (app / "upgraded.py").write_text(code)
+    (app / "upgraded.py").write_text(f"import app, flask_migrate\nwith app.create_app().app_context(): {in_python}")
     said = sh(f'{commands.text}flask db revision -m "mine"\npython upgraded.py\nflask db current', app)
     assert record(app) == [(step, "revisions") for step in STEPS]
     # "what has changed" was empty, and the other revision isn't in the library's folder

@@ -294,7 +294,6 @@ def test_keyboard_interrupt_during_a_wait(
     holder.run(sl.lock.create(key))
     with ExitStack() as opened:
         with holder.exclusive(key):
-            server.until_none_wait()
             process = opened.enter_context(Process(hold_key, installed(servers, name, driver), key))
             server.until_waiting()
             os.kill(process.pid, signal.SIGINT)

@@ -97,7 +97,6 @@ def test_events_of_retries(engine_to: MakeEngine, watch: Callable[[str], Watch])
     events = listened(locks)
 
     with sl.Locks(engine).exclusive(key):
-        server.until_none_wait()
         waiting = later(take, locks, key)
         server.until_waiting(waiting)
         server.kill(

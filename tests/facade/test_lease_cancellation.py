@@ -109,7 +109,6 @@ def test_a_block_that_is_cancelled_while_it_waits_for_a_row_leaves_its_id_free(
 
             async with engine.begin() as other:
                 await other.execute(text(f"SELECT id FROM {table} WHERE name = :name FOR UPDATE"), {"name": room})
-                await asyncio.to_thread(server.until_none_wait)
                 task = asyncio.create_task(work())
                 await asyncio.to_thread(server.until_waiting)
                 task.cancel()

@@ -94,7 +94,6 @@ def test_waiters_leave_connections_to_others(engine_to: MakeEngine, watch: Calla
     locks.run(sl.lock.create(key))
     event.listen(engine, "checkout", seen)
     with locks.exclusive(key):
-        server.until_none_wait()
         waiting = []
         for number in range(TASKS):
             waiting.append(later(wait, number))
@@ -128,7 +127,6 @@ def test_timeout_includes_the_local_queue(engine_to: MakeEngine, watch: Callable
 
     with locks.exclusive(key):
         server = watch("postgresql15")
-        server.until_none_wait()
         patient = later(wait, 600)
         server.until_waiting(patient)
         with pytest.raises(sl.LockTimeout, match="could not be acquired within 0.2 s: held by session") as refused:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from sqlalchemy import Engine, text
+from sqlalchemy import Engine, event, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.orm import Session
 
@@ -19,6 +19,7 @@ from tests.fixtures.parties import PATIENCE, connected, installed, later, unused
 INNODB = [each for each in EVERY if each[0] in ("mysql", "mariadb")]
 POSTGRESQL = [each for each in EVERY if each not in INNODB]
 NOTHING = "nothing that was done in it after that is committed$"
+ROLLS_BACK = text("INSERT OR ROLLBACK INTO passed_over (id) VALUES (1)")
 TABLE = "CREATE TABLE passed_over (id INTEGER PRIMARY KEY, note INTEGER)"
 
 
@@ -132,22 +133,25 @@ def test_deadlock_is_a_lost_lock(servers: Any, rows: Engine, name: str, driver: 
 
 
 @on(*INNODB[:2])
+@pytest.mark.parametrize("error", [DBAPIError, KeyError], ids=["the driver's", "replaced by the app"])
 @pytest.mark.parametrize(
     ("make", "operation"),
     [(Session, sl.lock.exclusive), (Engine.connect, sl.lock.exclusive), (Session, sl.Queue().put)],
     ids=["lock in a session", "lock on a connection", "job"],
 )
 def test_commit_after_a_deadlock_that_was_passed_over(
-    servers: Any, rows: Engine, name: str, driver: str, face: str, make: Any, operation: Any
+    servers: Any, rows: Engine, name: str, driver: str, face: str, make: Any, operation: Any, error: Any
 ) -> None:
     """In a transaction of the app's, what follows was done without the lock, and a job is not there."""
     ready = threading.Event()
     with connected(installed(servers, name, driver)) as engine, make(engine) as session:
+        if error is KeyError:
+            event.listen(engine, "handle_error", lambda context: {}[str(context.original_exception)])
         session.execute(operation(unused()))
         session.execute(text("UPDATE passed_over SET note = 1 WHERE id = 1"))
         others = later(deadlock, rows, ready)
         assert ready.wait(PATIENCE)
-        with pytest.raises(DBAPIError):
+        with pytest.raises(error):
             session.execute(text("UPDATE passed_over SET note = 1 WHERE id = 2"))
         session.execute(insert(3))
         with pytest.raises(sl.LockLost, match="roll it back here, too"):
@@ -169,11 +173,25 @@ def test_rollback_by_sqlite_itself(servers: Any, rows: Engine, name: str, nested
             held.session.execute(insert(3))
             if nested:
                 held.session.begin_nested()
-            with pytest.raises(DBAPIError):
-                held.session.execute(text("INSERT OR ROLLBACK INTO passed_over (id) VALUES (1)"))
+            connection = held.session.connection()
+            with pytest.raises(sl.LockLost, match=NOTHING):
+                connection.execute(ROLLS_BACK)
+            connection.execute(insert(4))
             assert held.lost
             with pytest.raises(sl.LockLost, match=NOTHING):
-                held.session.execute(insert(4))
+                held.session.execute(insert(5))
+    assert numbers(rows) == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["sqlite"])
+def test_rollback_by_sqlite_itself_in_a_session(servers: Any, rows: Engine, name: str) -> None:
+    with connected(installed(servers, name)) as engine, Session(engine) as session:
+        session.execute(sl.lock.exclusive(unused()))
+        with pytest.raises(DBAPIError):
+            session.execute(ROLLS_BACK)
+        session.execute(insert(4))
+        with pytest.raises(sl.LockLost, match="roll it back here, too"):
+            session.commit()
     assert numbers(rows) == [1, 2]
 
 

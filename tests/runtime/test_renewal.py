@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import sqlalchemy_locks as sl
+from sqlalchemy_locks.core.cancellation import wait_for_event
 from sqlalchemy_locks.facade.async_lease import AsyncLostEvent
 from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, RenewalSchedule, clock
 from tests.fixtures.parties import PATIENCE
@@ -174,5 +175,21 @@ def test_cancellation_together_with_a_loss_is_raised() -> None:
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
+
+    asyncio.run(main())
+
+
+def test_wait_for_an_event_loses_no_cancellation() -> None:
+    async def main() -> None:
+        for turns in range(4):  # of the loop, between the event and the cancellation
+            event = asyncio.Event()
+            task = asyncio.create_task(wait_for_event(event, PATIENCE))
+            await asyncio.sleep(0.01)
+            event.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            cancelled = task.cancel()
+            await asyncio.wait({task})
+            assert task.cancelled() == cancelled
 
     asyncio.run(main())

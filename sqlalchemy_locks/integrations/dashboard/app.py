@@ -221,10 +221,7 @@ def _getter(locks: Any, check: Callable[[Any], L]) -> Callable[[], L]:
 
 def _check_synchronous(locks: Any) -> Locks:
     if not isinstance(locks, Locks):
-        raise TypeError(
-            f"dashboard.wsgi takes Locks, not {locks!r}: of FlaskLocks pass `current`, in the context of the app; "
-            "AsyncLocks need dashboard.asgi"
-        )
+        raise TypeError(f"wsgi() takes Locks (FlaskLocks.current), not {locks!r}: AsyncLocks need dashboard.asgi")
     return locks
 
 

@@ -1,11 +1,7 @@
-"""python -m tests.integrations.dashboard.screenshots [URL]: makes the pictures of docs/img, which are committed.
-
-:param URL: of an empty PostgreSQL database, where the locks are installed; without it a server is started.
-"""
+"""python -m tests.integrations.dashboard.screenshots: makes the pictures of docs/img, which are committed."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 from sqlalchemy import create_engine
@@ -35,18 +31,13 @@ def pictures(url: str, folder: Path) -> None:
                 with browser.tab(width=width, height=height, scheme=scheme) as tab:
                     tab.ask("Emulation.setScrollbarsHidden", hidden=True)
                     tab.open(address)
-                    picture = tab.picture()
-                    (folder / name).write_bytes(picture)
-                    print(f"{name}: {len(picture) / 1000:.0f} kB")
+                    (folder / name).write_bytes(tab.picture())
     finally:
         engine.dispose()
 
 
 def main() -> None:
     """Run the command line."""
-    if len(sys.argv) > 1:
-        pictures(sys.argv[1], IMG)
-        return
     with servers.start("postgresql15") as server:
         assert isinstance(server, servers.SQLServer)
         server.create_database("pictures")

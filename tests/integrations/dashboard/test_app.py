@@ -183,7 +183,7 @@ def test_options_are_checked(databases: Databases) -> None:
     with pytest.raises(TypeError, match="list of host names"):
         dashboard.wsgi(locks, hosts="app.example.org")
     other: Any = sl.AsyncLocks(create_async_engine(databases("sqlite")[1], poolclass=NullPool))
-    with pytest.raises(TypeError, match=r"of FlaskLocks pass `current`.*need dashboard\.asgi"):
+    with pytest.raises(TypeError, match=r"FlaskLocks\.current.*need dashboard\.asgi"):
         dashboard.wsgi(other)
     with pytest.raises(TypeError, match=r"dashboard\.asgi takes AsyncLocks or Locks, not "):
         dashboard.asgi(None)  # type: ignore[arg-type]
