@@ -74,8 +74,7 @@ def as_key(value: str | int) -> int:
     if isinstance(value, str):
         return key(value)
     if isinstance(value, bool) or not isinstance(value, int):
-        function = "; a decorator takes it, as in @locks.exclusive('report')"
-        hint = function if callable(value) else ": pass str(...) of it, or sl.lock.key(...) of several parts"
+        hint = "; a decorator takes it, as in @locks.exclusive('report')" if callable(value) else ""
         raise TypeError(f"a lock's key is a str or an int, not {type(value).__name__}{hint}")
     if not LOWEST <= value <= HIGHEST:
         raise ValueError(f"the key {value} does not fit into signed 64 bits; give a name, or key(...) of it")

@@ -13,7 +13,7 @@ from sqlalchemy import event
 from sqlalchemy.engine import Connection, ExceptionContext, RootTransaction
 from sqlalchemy.exc import DBAPIError
 
-from sqlalchemy_locks.dialects import Backend
+from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import LockLost, Unsupported
 
 #: transactions that the server has rolled back, to go on in another one, where its driver doesn't know
@@ -31,12 +31,12 @@ ROLLED_BACK = (
 )
 
 
-def note_end(backend: Backend, context: ExceptionContext) -> LockLost | None:
+def note_end(context: ExceptionContext) -> LockLost | None:
     """Note that an error has ended its transaction; return what is raised instead of it, if anything."""
     error, connection = context.sqlalchemy_exception, context.connection
     if connection is None or context.is_disconnect or not isinstance(error, DBAPIError):
         return None
-    transaction = connection.get_transaction()
+    transaction, backend = connection.get_transaction(), backend_for(context.dialect)
     if transaction is None or not backend.ends_transaction(error):
         return None
     # of SQLite's errors any may end it, and its driver tells

@@ -58,7 +58,6 @@ from sqlalchemy_locks.sql.elements import ReadCommitted
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
-    from sqlalchemy.engine import ExceptionContext
     from sqlalchemy.orm import Session
 
     from sqlalchemy_locks.values import Holder
@@ -107,18 +106,13 @@ def engine_state(connection: Connection) -> EngineState:
         engine_states[connection.dialect] = state
         # of the class: where an app's listener of the engine raises, those after it are not called
         if not state.backend.schemas:
-            event.listen(type(connection.dialect), "handle_error", _note_end, retval=True)
+            event.listen(type(connection.dialect), "handle_error", note_end, retval=True)
         elif connection.dialect.is_async:
             event.listen(type(connection.dialect), "handle_error", note_failure)
     several_nodes = state.server.several_nodes
     if several_nodes is not None and not connection.get_execution_options().get("locks_one_node"):
         raise Unsupported(several_nodes)
     return state
-
-
-def _note_end(context: ExceptionContext) -> Exception | None:
-    state = engine_states.get(context.dialect)
-    return None if state is None else note_end(state.backend, context)
 
 
 def has_begun(connection: Connection) -> bool:

@@ -103,10 +103,7 @@ class SQLite(Backend):
                 "out of create_engine"
             )
         if getattr(connection.dialect, "skip_autocommit_rollback", False):
-            raise Unsupported(
-                "skip_autocommit_rollback=True keeps SQLAlchemy from ending SQLite's transactions by ROLLBACK where "
-                "sqlite3's own isolation_level is None, so that locks stay held: leave it out of create_engine"
-            )
+            raise Unsupported("skip_autocommit_rollback=True leaves transactions open on SQLite: leave it out")
         query = connection.engine.url.query
         if "nolock" in query or query.get("vfs") == "unix-none":
             raise Unsupported("nolock and vfs=unix-none switch off SQLite's locks of a file: leave them out of its URL")
@@ -130,10 +127,9 @@ class SQLite(Backend):
     def begin(
         self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
     ) -> RootTransaction:
-        if connection.in_transaction():
-            connection.rollback()  # a listener of the app's has executed something
         with self._begin_bounded(connection, wait):
-            transaction = connection.begin()
+            # one that a listener of the app's has begun
+            transaction = connection.get_transaction() or connection.begin()
         if not in_transaction(connection):
             if writes:
                 poll_for_write_lock(connection, lambda: connection.exec_driver_sql("BEGIN IMMEDIATE"), wait)

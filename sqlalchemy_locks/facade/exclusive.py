@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
+from itertools import repeat
 from operator import itemgetter
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -206,12 +207,14 @@ class KeyBlock:
             raise
         entered = time.monotonic()
         self._entered = held, entry, entered
-        try:
-            self._emit("waited", waited=entered - started)
-            self._emit("acquired", waited=entered - started)
-        except BaseException as error:  # a listener's SystemExit or gevent.Timeout
-            self.__exit__(type(error), error, error.__traceback__)
-            raise
+        dispatch = self._locks.dispatch
+        if dispatch.waited or dispatch.acquired or self._locks._is_logged():
+            try:
+                self._emit("waited", waited=entered - started)
+                self._emit("acquired", waited=entered - started)
+            except BaseException as error:  # a listener's SystemExit or gevent.Timeout
+                self.__exit__(type(error), error, error.__traceback__)
+                raise
         return held
 
     def __exit__(
@@ -232,7 +235,8 @@ class KeyBlock:
                 held._mark_lost(failed)
             self._emit("released", held=time.monotonic() - entered, error=failed)
             raise
-        self._emit("released", held=time.monotonic() - entered, error=error)
+        if self._locks.dispatch.released or self._locks._is_logged():
+            self._emit("released", held=time.monotonic() - entered, error=error)
 
     def _emit(self, event: str, **details: Any) -> None:
         self._locks._emit(event, "lock", self._names.values(), shared=self._shared, **details)
@@ -246,7 +250,7 @@ class KeyBlock:
         # elsewhere a key is the database's, whatever the schema
         where = locks._reentry_scope if locks._backend.key_rows else None
         keys = (0,) if locks._backend.single_writer else self._names  # its one lock is that of all keys
-        counts = {((locks._engine.dialect, where), key): 1 for key in keys}
+        counts = dict.fromkeys(zip(repeat((locks._engine.dialect, where)), keys), 1)
         for entry in reentry.held_by("key", owner):
             for scope, key in entry.held:
                 if (scope, key) in counts:

@@ -259,7 +259,8 @@ class LeaseContext:
             raise
         finally:
             lost.close()
-            self._emitter(grant)("released", held=time.monotonic() - began, error=outcome)
+            if self._locks.dispatch.released or self._locks._is_logged():
+                self._emitter(grant)("released", held=time.monotonic() - began, error=outcome)
 
     def _acquire(self, held: Mapping[str, int]) -> tuple[Grant, float]:
         """Return the grant, and from when its time counts."""

@@ -92,7 +92,7 @@ class Mutexes:
                 if self._acquired.get(key) is nonces:
                     del self._acquired[key]
                     _remember(self._released, key, nonces)
-        if released:
+        if released and (self._locks.dispatch.released or self._locks._is_logged()):
             self._locks._emit("released", "mutex", (id,), owner=owner)
         return released
 
@@ -119,7 +119,8 @@ class Mutexes:
             with self._changing:
                 self._released.pop(key, None)
                 _remember(self._acquired, key, (nonce,))
-            self._locks._emit("acquired", "mutex", (id,), owner=owner, fence=None if answer is True else answer)
+            if self._locks.dispatch.acquired or self._locks._is_logged():
+                self._locks._emit("acquired", "mutex", (id,), owner=owner, fence=None if answer is True else answer)
         return answer
 
 

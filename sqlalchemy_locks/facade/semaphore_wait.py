@@ -132,10 +132,12 @@ class SemaphoreWaiter:
             if grant.replayed and self._kind is not None:
                 # its holder is another caller: it must not be released here
                 raise RequestHeld(f"the request {ident!r} is held by another caller")
-            waited = time.monotonic() - self._began
-            self._emit("waited", waited=waited)
-            # timed for blocks only: other permits may be released by another process
-            self._emit("acquired", waited=waited if self._kind else None, fence=grant.fence)
+            dispatch = self._locks.dispatch
+            if dispatch.waited or dispatch.acquired or self._locks._is_logged():
+                waited = time.monotonic() - self._began
+                self._emit("waited", waited=waited)
+                # timed for blocks only: other permits may be released by another process
+                self._emit("acquired", waited=waited if self._kind else None, fence=grant.fence)
         except OutcomeUnknown as error:
             raise OutcomeUnknown(f"{error}; its external_id is {ident!r}: ask again with it, or release it") from error
         except (UnknownSemaphore, IdempotencyConflict, RequestHeld, RequestOver):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 from sqlalchemy import event
@@ -28,6 +29,8 @@ class Observed(EventTarget):
 
     #: the owner that is stored with what is acquired
     owner: str
+    #: whether every event is logged; asked before frequent events, as their listeners are
+    _is_logged = partial(log.isEnabledFor, logging.DEBUG)
 
     @property
     def engine_name(self) -> str:
