@@ -37,11 +37,10 @@ def note_end(context: ExceptionContext) -> LockLost | None:
     if connection is None or context.is_disconnect or not isinstance(error, DBAPIError):
         return None
     transaction, backend = connection.get_transaction(), backend_for(context.dialect)
-    if transaction is None or not backend.ends_transaction(error):
+    if transaction is None or not backend.ends_transaction(error, connection):
         return None
-    # of SQLite's errors any may end it, and its driver tells
-    if backend.single_writer and (transaction not in _with_locks or backend.transaction_begun(connection)):
-        return None
+    if backend.single_writer and transaction not in _with_locks:
+        return None  # it may not have begun
     rolled_back_transactions.add(transaction)
     if transaction in _with_locks and _refuse_commit not in connection.dispatch.commit:
         event.listen(connection, "commit", _refuse_commit)

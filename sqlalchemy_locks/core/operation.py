@@ -105,10 +105,9 @@ def engine_state(connection: Connection) -> EngineState:
         state = EngineState(backend_for(connection.dialect, server), server)
         engine_states[connection.dialect] = state
         # of the class: where an app's listener of the engine raises, those after it are not called
-        if not state.backend.schemas:
-            event.listen(type(connection.dialect), "handle_error", note_end, retval=True)
-        elif connection.dialect.is_async:
-            event.listen(type(connection.dialect), "handle_error", note_failure)
+        kind, note = type(connection.dialect), note_failure if state.backend.schemas else note_end
+        if (kind.is_async or note is note_end) and not event.contains(kind, "handle_error", note):
+            event.listen(kind, "handle_error", note, retval=True)
     several_nodes = state.server.several_nodes
     if several_nodes is not None and not connection.get_execution_options().get("locks_one_node"):
         raise Unsupported(several_nodes)

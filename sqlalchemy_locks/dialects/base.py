@@ -164,8 +164,8 @@ class Backend:
         """Return whether what COMMIT was to commit may be committed, although it has failed with this error."""
         return False
 
-    def ends_transaction(self, error: DBAPIError) -> bool:
-        """Return whether an error may have rolled the transaction back, so that further statements begin another one.
+    def ends_transaction(self, error: DBAPIError, connection: Connection | None = None) -> bool:
+        """Return whether an error has rolled the transaction back, so that further statements begin another one.
 
         Only called without ``schemas``: there every further statement fails.
         """

@@ -208,7 +208,7 @@ class MySQL(Backend):
             )
         return None
 
-    def ends_transaction(self, error: DBAPIError) -> bool:
+    def ends_transaction(self, error: DBAPIError, connection: Connection | None = None) -> bool:
         code = _errno(error)
         return code in _ENDED or (code in _CAUSED and _CAUSED[code] in str(error.orig))
 
@@ -399,9 +399,9 @@ class MySQL(Backend):
 
     @contextlib.contextmanager
     def bounded(self, connection: Connection, seconds: float) -> Iterator[None]:
+        # InnoDB waits in whole seconds; in a strict sql_mode MariaDB refuses more than three years
+        connection.execute(_WAIT, {"wait": max(1, math.ceil(min(seconds, 100_000_000)))})
         try:
-            # InnoDB waits in whole seconds; in a strict sql_mode MariaDB refuses more than three years
-            connection.execute(_WAIT, {"wait": max(1, math.ceil(min(seconds, 100_000_000)))})
             yield
         finally:
             if not connection.invalidated:

@@ -17,6 +17,7 @@ from sqlalchemy.exc import CompileError, DBAPIError
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.util import await_only
 
+from sqlalchemy_locks._forks import shares_one_connection
 from sqlalchemy_locks.dialects.base import Backend, Meaning, Server, TransactionState, not_writable, sleep_for
 from sqlalchemy_locks.dialects.findings import Finding, version_finding
 from sqlalchemy_locks.errors import LockError, LockTimeout, MustRollback, Unsupported
@@ -115,8 +116,12 @@ class SQLite(Backend):
     def transaction_begun(self, connection: Connection) -> bool:
         return in_transaction(connection)
 
-    def ends_transaction(self, error: DBAPIError) -> bool:
-        return True  # it may: ON CONFLICT ROLLBACK, a full disk
+    def ends_transaction(self, error: DBAPIError, connection: Any = None) -> bool:
+        raw: Any = connection.connection.driver_connection
+        # ON CONFLICT ROLLBACK, a full disk. In AUTOCOMMIT the app may have ended it, by text, and in memory another
+        # session, which shares the connection.
+        begins = raw.isolation_level is not None or bool(connection.dispatch.begin)
+        return begins and not (raw.in_transaction or shares_one_connection(connection.engine.pool))
 
     def marker_lost(self, connection: Connection) -> bool:
         return not in_transaction(connection)  # a full disk or an I/O error ends it

@@ -207,8 +207,7 @@ class KeyBlock:
             raise
         entered = time.monotonic()
         self._entered = held, entry, entered
-        dispatch = self._locks.dispatch
-        if dispatch.waited or dispatch.acquired or self._locks._is_logged():
+        if self._locks.dispatch.waited or self._locks.dispatch.acquired or self._locks._is_logged():
             try:
                 self._emit("waited", waited=entered - started)
                 self._emit("acquired", waited=entered - started)

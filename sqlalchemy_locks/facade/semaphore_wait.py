@@ -132,8 +132,7 @@ class SemaphoreWaiter:
             if grant.replayed and self._kind is not None:
                 # its holder is another caller: it must not be released here
                 raise RequestHeld(f"the request {ident!r} is held by another caller")
-            dispatch = self._locks.dispatch
-            if dispatch.waited or dispatch.acquired or self._locks._is_logged():
+            if self._locks.dispatch.waited or self._locks.dispatch.acquired or self._locks._is_logged():
                 waited = time.monotonic() - self._began
                 self._emit("waited", waited=waited)
                 # timed for blocks only: other permits may be released by another process
