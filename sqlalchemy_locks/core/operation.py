@@ -106,7 +106,7 @@ def engine_state(connection: Connection) -> EngineState:
         engine_states[connection.dialect] = state
         # of the class: where an app's listener of the engine raises, those after it are not called
         kind, note = type(connection.dialect), note_failure if state.backend.schemas else note_end
-        if (kind.is_async or note is note_end) and not event.contains(kind, "handle_error", note):
+        if (kind.is_async or note is note_end) and note not in connection.dialect.dispatch.handle_error:
             event.listen(kind, "handle_error", note, retval=True)
     several_nodes = state.server.several_nodes
     if several_nodes is not None and not connection.get_execution_options().get("locks_one_node"):

@@ -30,7 +30,7 @@ class Observed(EventTarget):
     #: the owner that is stored with what is acquired
     owner: str
     #: whether every event is logged; asked before frequent events, as their listeners are
-    _is_logged = partial(log.isEnabledFor, logging.DEBUG)
+    _is_logged = staticmethod(partial(log.isEnabledFor, logging.DEBUG))
 
     @property
     def engine_name(self) -> str:

