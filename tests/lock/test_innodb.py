@@ -149,8 +149,8 @@ def test_deadlock_is_detected(engine: Engine, watched: Watch, known: bool) -> No
     with engine.connect() as one, engine.connect() as other, engine.connect() as third:
         for connection in (one, other, third):
             connection.exec_driver_sql(f"SET SESSION innodb_lock_wait_timeout = {PATIENCE}")
+        other.execute(sl.lock.exclusive(b))  # before the other's snapshot: it waits also where it refuses newer rows
         one.execute(sl.lock.exclusive(a))
-        other.execute(sl.lock.exclusive(b))
         waiting = later(one.execute, sl.lock.exclusive(b))
         watched.until_waiting(waiting)
         closing = later(other.execute, sl.lock.exclusive(a))
