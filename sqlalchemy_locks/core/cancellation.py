@@ -10,18 +10,26 @@ from typing import Any, TypeVar
 log = logging.getLogger("sqlalchemy_locks")
 T = TypeVar("T")
 
+#: the longest timeout in seconds that is passed to ``threading`` and ``asyncio``, ten years
+FOREVER = 86400.0 * 3650
 #: seconds that the clean-up has after the first cancellation
 GRACE = 5.0
 
 
-async def wait_for_event(event: asyncio.Event, timeout: float | None) -> None:
-    """Wait until an event is set, for ``timeout`` seconds at most.
+async def wait_for_future(future: asyncio.Future[Any], timeout: float | None) -> bool:
+    """Wait for a future without cancelling it; return whether it is done within ``timeout`` seconds.
 
     Not ``asyncio.wait_for``, which before Python 3.12 loses a cancellation that comes together with the result.
     """
+    await asyncio.wait({future}, timeout=None if timeout is None else min(FOREVER, timeout))
+    return future.done()
+
+
+async def wait_for_event(event: asyncio.Event, timeout: float | None) -> None:
+    """Wait until an event is set, for ``timeout`` seconds at most."""
     waiting = asyncio.ensure_future(event.wait())
     try:
-        await asyncio.wait({waiting}, timeout=timeout)
+        await wait_for_future(waiting, timeout)
     finally:
         waiting.cancel()
 

@@ -2,7 +2,8 @@
 
 On InnoDB a deadlock, a full lock table or a conflict with another node of a cluster ends the whole transaction. The
 server then goes on in another one, without the locks and without a word: what follows would be committed by the app's
-COMMIT. PostgreSQL refuses all that follows, but asyncpg doesn't tell that the transaction has failed.
+COMMIT. So does SQLite after ON CONFLICT ROLLBACK, or with a full disk. PostgreSQL refuses all that follows, but asyncpg
+doesn't tell that the transaction has failed.
 """
 
 from __future__ import annotations

@@ -11,10 +11,10 @@ from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy.util import greenlet_spawn
 
+from sqlalchemy_locks.core.cancellation import wait_for_future
 from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.facade.lease import GrantView, LeaseContext
 from sqlalchemy_locks.runtime.decorators import in_async_block, refuse_truth
-from sqlalchemy_locks.runtime.local_queue import wait_for_future
 from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, RenewalTask
 from sqlalchemy_locks.values import Grant
 

@@ -21,7 +21,6 @@ from sqlalchemy_locks.values import LockEvent
 log = logging.getLogger("sqlalchemy_locks")
 
 _LEVELS = {"lost": logging.WARNING, "retried": logging.WARNING, "swept": logging.INFO}
-_DEBUG = logging.DEBUG
 
 
 class Observed(EventTarget):
@@ -45,7 +44,7 @@ class Observed(EventTarget):
         :param what: its name: one of the methods of ``LockEvents``. :param details: the attributes of ``LockEvent``.
         """
         listeners = getattr(self.dispatch, what)
-        level = _LEVELS.get(what, _DEBUG)
+        level = _LEVELS.get(what, logging.DEBUG)
         logged = log.isEnabledFor(level)
         if not listeners and not logged:
             return

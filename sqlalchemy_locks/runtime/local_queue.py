@@ -19,9 +19,8 @@ from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import await_only
 
 from sqlalchemy_locks._forks import in_forked_child
+from sqlalchemy_locks.core.cancellation import FOREVER, wait_for_future
 
-#: the longest timeout in seconds that is passed to ``threading.Lock``, ten years
-_FOREVER = 86400.0 * 3650
 #: of each engine, by its dialect, which its copies with other options share
 _every: WeakKeyDictionary[Dialect, LocalQueues] = WeakKeyDictionary()
 
@@ -97,7 +96,7 @@ class Ticket:
                 front.behind.append(self)
         if queues.asynchronous:
             return bool(await_only(wait_for_future(self.wake, timeout)))
-        woken: bool = self.wake.acquire(timeout=_FOREVER if timeout is None else min(_FOREVER, max(0.0, timeout)))
+        woken: bool = self.wake.acquire(timeout=FOREVER if timeout is None else min(FOREVER, max(0.0, timeout)))
         return woken
 
     def leave(self) -> None:
@@ -121,15 +120,6 @@ class Ticket:
                     del queues.front[key]
             elif front is not None and front.behind and self in front.behind:
                 front.behind.remove(self)
-
-
-async def wait_for_future(future: asyncio.Future[Any], timeout: float | None) -> bool:
-    """Wait for a future without cancelling it; return whether it is done within ``timeout`` seconds.
-
-    Not ``asyncio.wait_for``, which before Python 3.12 loses a cancellation that comes together with the result.
-    """
-    await asyncio.wait({future}, timeout=None if timeout is None else min(_FOREVER, timeout))
-    return future.done()
 
 
 def local_queues(dialect: Dialect) -> LocalQueues:

@@ -127,7 +127,6 @@ class World:
 
     def waits(self, future: Future[Any]) -> None:
         """Return when the server shows a lock waiter; fail when the call returned instead."""
-        # InnoDB refreshes its table of transactions only when it wasn't read for a tenth of a second
         until(lambda: waiters(self.plain), unless=future)
 
     def age(self, grant: Any) -> None:

@@ -335,7 +335,6 @@ def test_statement_cancelled_inside_a_block_loses_the_lock(
             await take(sl.AsyncLocks(another))
 
     with engine_to(name).connect() as holder:
-        watched.until_none_wait()
         holder.execute(sl.lock.exclusive(waited_for))
         run(main(holder))
     assert lost == [True]

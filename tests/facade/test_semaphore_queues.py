@@ -65,7 +65,6 @@ def test_processes_are_served_in_fifo_order(name: str, engine_to: MakeEngine, wa
     one, two = (first.acquire({sem: 1}, ttl=3600) for _ in range(2))
     second_ = later(second.acquire, {sem: 2}, ttl=3600, timeout=PATIENCE)
     until(lambda: headed(watcher, name, sem), unless=second_)
-    watcher.until_none_wait()
     third_ = later(third.acquire, {sem: 1}, ttl=3600, timeout=PATIENCE)
     watcher.until_waiting(third_)
     first.release(one)
@@ -263,7 +262,6 @@ def test_cancelled_waiter_leaves_queue(place: str, where: str, servers: Any, wat
                 front = asyncio.ensure_future(sl.AsyncLocks(head).acquire({sem: 1}, ttl=3600, timeout=PATIENCE))
                 while not await asyncio.to_thread(headed, watcher, name, sem):
                     assert not front.done()
-                await asyncio.to_thread(watcher.until_none_wait)
                 behind = asyncio.ensure_future(sl.AsyncLocks(other).acquire({sem: 1}, ttl=3600, timeout=PATIENCE))
                 while not await asyncio.to_thread(watcher.waiting):
                     assert not behind.done()

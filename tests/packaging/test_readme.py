@@ -70,3 +70,9 @@ def test_readme_links_work_on_a_package_index() -> None:
         for base in (f"{REPOSITORY[1]}/blob/main/", raw):
             if target.startswith(base):
                 assert (ROOT / target.removeprefix(base)).is_file(), target
+
+
+def test_first_lock_takes_two_commands_and_five_lines() -> None:
+    commands, program = (block for block in blocks(README) if not block.mark)
+    assert len(commands.text.splitlines()) == 2
+    assert len([line for line in program.text.splitlines() if line]) == 5

@@ -36,13 +36,8 @@ def pictures(url: str, folder: Path) -> None:
         engine.dispose()
 
 
-def main() -> None:
-    """Run the command line."""
+if __name__ == "__main__":
     with servers.start("postgresql15") as server:
         assert isinstance(server, servers.SQLServer)
         server.create_database("pictures")
         pictures(server.url("psycopg", "pictures"), IMG)
-
-
-if __name__ == "__main__":
-    main()
