@@ -10,10 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import copy
 from functools import cache, cached_property
-from operator import itemgetter
 from typing import Any
 
-from sqlalchemy import Index, Integer, Row, Table, TypeDecorator, bindparam, literal_column, null, select, update
+from sqlalchemy import Index, Row, Table, TypeDecorator, bindparam, literal_column, null, select, update
 from sqlalchemy.engine import Dialect
 
 from sqlalchemy_locks.captures.capture import CaptureImpl
@@ -59,7 +58,6 @@ QUEUE_NAME, HOST = "locks_queue", "locks_host"
 
 _WORKER_ROLES = ("host", "heartbeat_at", "started_at")
 _TIMESTAMPS = ("run_at", "started_at", "completed_at", "failed_at")
-_first, _second = itemgetter(0), itemgetter(1)
 
 
 class Jobs:
@@ -197,7 +195,7 @@ class Jobs:
     def owned_pairs(self, jobs: Iterable[Any]) -> dict[str, Any]:
         """Return the same for pairs of id and claim."""
         pairs = sorted(jobs)
-        return {PAIRS: pairs, IDS: list(map(_first, pairs)), CLAIMS: list(map(_second, pairs))}
+        return {PAIRS: pairs, IDS: [id_ for id_, _ in pairs], CLAIMS: [claim for _, claim in pairs]}
 
     @cached_property
     def fetched(self) -> tuple[str, ...]:
@@ -214,12 +212,6 @@ class Jobs:
         """The index of each column among the values of a captured job, by its key."""
         keys = self.fetched if self.target is not None else (*self.fetched, *_CAPTURED)
         return {key: index for index, key in enumerate(keys)}
-
-    @cached_property
-    def integer_arrays(self) -> list[str]:
-        """Those of ``IDS`` and ``CLAIMS`` that are integers."""
-        columns = ((IDS, self.columns.internal_id), (CLAIMS, self.columns.claim))
-        return [name for name, column in columns if isinstance(column.type, Integer)]
 
 
 def json_as_text(dialect: Dialect) -> Dialect:

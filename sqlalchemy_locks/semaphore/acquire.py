@@ -18,9 +18,9 @@ from datetime import timedelta, timezone
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import ARRAY, BigInteger, Boolean, Float, Integer, Row, Text, bindparam, literal, literal_column, select
+from sqlalchemy import Row, bindparam, cast, literal, literal_column, select
 from sqlalchemy.sql import Executable
-from sqlalchemy.types import NullType
+from sqlalchemy.types import ARRAY, BigInteger, Boolean, Float, Integer, NullType, Text
 
 from sqlalchemy_locks._validation import bounded_seconds, valid_int, valid_name
 from sqlalchemy_locks.core.operation import Execution, Operation
@@ -29,7 +29,7 @@ from sqlalchemy_locks.errors import IdempotencyConflict, LockTimeout
 from sqlalchemy_locks.semaphore import base, permit_sums
 from sqlalchemy_locks.semaphore.statements import ACQUIRED, CONFLICT, DENIED, EXPIRED, UNKNOWN, Statements
 from sqlalchemy_locks.sql.clock import utc
-from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
+from sqlalchemy_locks.sql.elements import WAIT_MS, IntegersAsText, LockFunction
 from sqlalchemy_locks.values import Grant
 
 #: attempts at a request that others insert and clean up
@@ -46,14 +46,14 @@ class AcquirePermits(base.SemaphoreImpl):
         return LockFunction(
             "semaphore_acquire",
             bindparam("names", type_=ARRAY(Text())),
-            bindparam("counts", type_=ARRAY(Integer())),
+            cast(bindparam("counts", type_=IntegersAsText()), ARRAY(Integer())),
             bindparam("external_id", type_=Text()),
             bindparam("owner", type_=Text()),
             bindparam("ttl_seconds", type_=Float()),
             WAIT_MS,
             bindparam("nonce", None, Text()),
             bindparam("replaces_expired", type_=Boolean()),
-            bindparam("queue_keys", type_=ARRAY(BigInteger())),
+            cast(bindparam("queue_keys", type_=IntegersAsText()), ARRAY(BigInteger())),
             type_=NullType(),
         )
 
