@@ -51,7 +51,7 @@ from sqlalchemy_locks.core.operation import (
     execute_in_session,
 )
 from sqlalchemy_locks.errors import LockLost, Unsupported
-from sqlalchemy_locks.sql.elements import PlainReads, ReadCommitted
+from sqlalchemy_locks.sql.elements import PLAIN_READS, READ_COMMITTED
 
 Keys = list[tuple[Any, ...]]
 
@@ -320,7 +320,7 @@ def _sorted(execution: Execution, spec: CaptureSpec, result: Result[Any], keys: 
 
 
 def _read_committed(execution: Execution, name: str) -> bool:
-    level: Any = execution.execute(select(ReadCommitted(), PlainReads()), {}).one()
+    level: Any = execution.execute(select(READ_COMMITTED, PLAIN_READS), {}).one()
     committed, plain = level
     if not plain:
         raise Unsupported(

@@ -54,7 +54,7 @@ from sqlalchemy_locks.core.ended_transactions import (
 from sqlalchemy_locks.dialects import Backend, Server, backend_for
 from sqlalchemy_locks.dialects.base import DriverTimeout
 from sqlalchemy_locks.errors import LockTimeout, MustRollback, NotInstalled, PoolTimeout, Unsupported
-from sqlalchemy_locks.sql.elements import ReadCommitted
+from sqlalchemy_locks.sql.elements import READ_COMMITTED
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA, Tables, tables
 
 if TYPE_CHECKING:
@@ -69,8 +69,8 @@ T = TypeVar("T")
 #: limits its parameters, MySQL the memory of a plan, and MariaDB makes a subquery of a list of 1000: both then scan the
 #: table, and wait for other rows that are locked.
 MAX_KEYS = 400
-#: seconds; a connection that was dead before it was used says so earlier
-_SOON = 0.2
+#: a statement that fails earlier, in seconds, was sent on a connection that was dead already
+_DEAD_ON_ARRIVAL = 0.2
 _THREE_VALUES = tuple(int(part) for part in sqlalchemy.__version__.split(".")[:2]) >= (2, 1)
 
 
@@ -104,7 +104,7 @@ def engine_state(connection: Connection) -> EngineState:
             connection.rollback()  # the level of a transaction can be set before its first statement only
         state = EngineState(backend_for(connection.dialect, server), server)
         engine_states[connection.dialect] = state
-        # of the class: where an app's listener of the engine raises, those after it are not called
+        # of the dialect's class, whose listeners are called first: after one of the engine's that raises none is called
         kind, note = type(connection.dialect), note_failure if state.backend.schemas else note_end
         if (kind.is_async or note is note_end) and note not in connection.dialect.dispatch.handle_error:
             event.listen(kind, "handle_error", note, retval=True)
@@ -188,8 +188,8 @@ class OperationImpl:
     refused: Any = None
     #: it writes or locks, so that SQLite's queue of writers applies to it
     writes: ClassVar[bool] = True
-    #: What limits its waits for locks: a setting around all its statements, or an argument of its one statement. Where
-    #: the latter has several statements, and where this is ``None``, it limits them itself, by ``Execution.waiting``.
+    #: What limits its waits for locks: a setting around all its statements, or an argument of its one statement. With
+    #: ``None``, and with an argument on engines where it takes several statements, it calls ``waiting`` itself.
     wait_limit: Literal["setting", "argument"] | None = None
     #: it stores the nonce of its call, or may do so
     uses_nonce: ClassVar[bool] = True
@@ -452,7 +452,7 @@ def _refuse_parameters(params: Any) -> None:
         raise TypeError("an operation carries its own values: execute it without parameters")
 
 
-_READ_COMMITTED = select(ReadCommitted())
+_LEVEL = select(READ_COMMITTED)
 
 
 class Execution:
@@ -496,7 +496,7 @@ class Execution:
         self.context = BuildContext(self.backend, every.get("locks_prefix", DEFAULT_PREFIX), cluster)
         #: a ``schema_translate_map`` moves the tables
         self.schema_map: Mapping[str | None, Any] = every.get("schema_translate_map") or {}
-        #: ``Locks`` or a worker has begun this transaction, at READ COMMITTED, of which InnoDB's variable says nothing
+        #: ``Locks`` or a worker has begun this transaction, at READ COMMITTED; InnoDB's variable doesn't show its level
         self.begun_by_locks = bool(every.get("locks_begun"))
         #: an earlier attempt at this very call may have come into effect, its reply lost
         self.is_retry = bool(every.get("locks_again"))
@@ -535,7 +535,7 @@ class Execution:
             impl.check_connection(self)
             if self.server.savepoint_hides_end and impl.writes:
                 forbid_savepoints(connection, self.server.cluster)
-            # an error that the app passes over may end its transaction; those of Locks end by themselves
+            # the app may pass over an error that has ended its transaction; Locks ends its own ones
             of_app = impl.writes and not self.begun_by_locks
             if of_app and self.backend.key_rows and not self.backend.autocommit(connection):
                 lost_when_ended(connection, None)
@@ -602,7 +602,7 @@ class Execution:
 
     def is_read_committed(self) -> bool:
         """Return whether the transaction is at READ COMMITTED or below; only called with ``stale_reads``."""
-        return self.begun_by_locks or bool(self.execute(_READ_COMMITTED, {}).scalar())
+        return self.begun_by_locks or bool(self.execute(_LEVEL, {}).scalar())
 
     def begin_as_writer(self, table: Table) -> None:
         """Take SQLite's write lock before other statements.
@@ -668,7 +668,7 @@ def died_waiting(error: BaseException, waited: float) -> bool:
     :param waited: in seconds.
     """
     if isinstance(error, DBAPIError):
-        return error.connection_invalidated and error.statement is not None and waited > _SOON
+        return error.connection_invalidated and error.statement is not None and waited > _DEAD_ON_ARRIVAL
     return isinstance(error, DriverTimeout)
 
 

@@ -432,23 +432,10 @@ def _touched(element: elements.Touched, compiler: Any, **kw: Any) -> str:
     return f"{instant} + {_TOUCH}"
 
 
-@compiles(elements.ReadCommitted, "mysql", "mariadb")
-def _read_committed(element: elements.ReadCommitted, compiler: Any, **kw: Any) -> str:
-    return f"{_isolation(compiler)} IN ('READ-COMMITTED', 'READ-UNCOMMITTED')"
-
-
-@compiles(elements.ReadUncommitted, "mysql", "mariadb")
-def _read_uncommitted(element: elements.ReadUncommitted, compiler: Any, **kw: Any) -> str:
-    return f"{_isolation(compiler)} = 'READ-UNCOMMITTED'"
-
-
-@compiles(elements.PlainReads, "mysql", "mariadb")
-def _plain_reads(element: elements.PlainReads, compiler: Any, **kw: Any) -> str:
-    return f"{_isolation(compiler)} <> 'SERIALIZABLE'"
-
-
-def _isolation(compiler: Any) -> str:
-    return f"@@session.{'tx_isolation' if compiler.dialect.is_mariadb else 'transaction_isolation'}"
+@compiles(elements.SessionLevelIn, "mysql", "mariadb")
+def _session_level_in(element: elements.SessionLevelIn, compiler: Any, **kw: Any) -> str:
+    variable = "tx_isolation" if compiler.dialect.is_mariadb else "transaction_isolation"
+    return f"@@session.{variable} IN ({', '.join(map(repr, element.levels))})"
 
 
 @compiles(clock.Instant, "mysql", "mariadb")

@@ -32,7 +32,7 @@ from sqlalchemy_locks.core.side_pool import side_connection
 from sqlalchemy_locks.dialects.base import COMMITTED, not_writable
 from sqlalchemy_locks.errors import LockTimeout, MustRollback, PoolTimeout
 from sqlalchemy_locks.sql.clock import SecondsAgo
-from sqlalchemy_locks.sql.elements import LOCK_KEY, ReadCommitted, TakeRow, Writable
+from sqlalchemy_locks.sql.elements import LOCK_KEY, READ_COMMITTED, TakeRow, Writable
 
 #: keys that one transaction of a vacuum deletes at most
 _MAX_VACUUMED = 100
@@ -200,7 +200,7 @@ def _committed(execution: Execution) -> dict[tuple[BuildContext, int], None]:
     return _committed_keys.setdefault(execution.connection.dialect, {})
 
 
-_settings = select(ReadCommitted().label("read_committed"), Writable().label("writable"), null().label("locked"))
+_settings = select(READ_COMMITTED.label("read_committed"), Writable().label("writable"), null().label("locked"))
 
 
 @cache
@@ -209,11 +209,11 @@ def _look(table: Table, shared: bool, nowait: bool, at_any_level: bool) -> Execu
     one = literal_column("1", Integer)
     row = select(one).select_from(table).where(table.c.key == LOCK_KEY, Writable())
     if not at_any_level:
-        row = row.where(ReadCommitted())
+        row = row.where(READ_COMMITTED)
     # an exclusive lock of nothing: a read-only transaction refuses it, and would grant a shared one
     nothing = select(one).select_from(table).where(literal_column("1 = 0")).with_for_update()
     return select(
-        ReadCommitted().label("read_committed"),
+        READ_COMMITTED.label("read_committed"),
         Writable().label("writable"),
         row.with_for_update(read=shared, nowait=nowait).scalar_subquery().label("locked"),
         nothing.scalar_subquery().label("nothing"),

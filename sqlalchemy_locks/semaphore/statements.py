@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.sql import Executable
 
 from sqlalchemy_locks.sql.clock import Instant, Now, NowAfterWait, PlusSeconds
-from sqlalchemy_locks.sql.elements import InsertAbsent, LimitIdle, ReadUncommitted, Touched
+from sqlalchemy_locks.sql.elements import READ_UNCOMMITTED, InsertAbsent, LimitIdle, Touched
 from sqlalchemy_locks.sql.tables import Tables
 
 ACQUIRED, RELEASED, EXPIRED, DENIED = "ACQUIRED", "RELEASED", "EXPIRED", "DENIED"
@@ -128,7 +128,7 @@ def statements(tables: Tables, *, stale_reads: bool) -> Statements:
     total = sa.func.coalesce(sa.func.sum(per.c.count), 0)
     sum_held_of_one = sa.select(total).where(per.c.semaphore_id == _ROW_ID, is_held)
 
-    dirty = ReadUncommitted() if stale_reads else sa.literal_column("0", sa.Integer())
+    dirty = READ_UNCOMMITTED if stale_reads else sa.literal_column("0", sa.Integer())
     semaphore = sa.select(
         sem.c.id, sem.c.capacity, sem.c.fence, sem.c.used_at_most, sem.c.on_demand, dirty.label("dirty")
     ).where(sem.c.name == _BY_NAME)

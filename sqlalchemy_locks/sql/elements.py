@@ -49,28 +49,22 @@ LOCK_KEY = bindparam("lock_key", type_=BigInteger())
 WAIT_MS = bindparam("wait_ms", None, Integer())
 
 
-class ReadCommitted(ColumnElement[bool]):
-    """Whether the session is at READ COMMITTED or below, where a search for an absent row locks no gap (MySQL)."""
+class SessionLevelIn(ColumnElement[bool]):
+    """Whether the isolation level of the session is one of some, as the server spells them (MySQL, MariaDB)."""
 
     # not Boolean, which these engines would compile to a second `= 1`
     type: Any = Integer()
-    _traverse_internals = []
+    _traverse_internals = [("levels", InternalTraversal.dp_plain_obj)]
+
+    def __init__(self, *levels: str) -> None:
+        self.levels = levels
 
 
-class ReadUncommitted(ColumnElement[bool]):
-    """Whether the session reads uncommitted rows (MySQL)."""
-
-    # not Boolean, which these engines would compile to a second `= 1`
-    type: Any = Integer()
-    _traverse_internals = []
-
-
-class PlainReads(ColumnElement[bool]):
-    """Whether a plain SELECT reads without locks; at SERIALIZABLE it locks what it reads (InnoDB)."""
-
-    # not Boolean, which these engines would compile to a second `= 1`
-    type: Any = Integer()
-    _traverse_internals = []
+READ_UNCOMMITTED = SessionLevelIn("READ-UNCOMMITTED")
+#: READ COMMITTED or below, where a search for an absent row locks no gap
+READ_COMMITTED = SessionLevelIn("READ-COMMITTED", "READ-UNCOMMITTED")
+#: a plain SELECT reads without locks; at SERIALIZABLE it locks what it reads
+PLAIN_READS = SessionLevelIn("REPEATABLE-READ", "READ-COMMITTED", "READ-UNCOMMITTED")
 
 
 class Writable(ColumnElement[bool]):
