@@ -1,6 +1,6 @@
 """Time zones: a zone's UTC offsets around an instant, as numbers that every engine can calculate with.
 
-``conditional/timeout.py`` and ``redis/timeout.py`` apply them: they compute the windows.
+``conditional/windows.py`` and ``redis/timeout.py`` apply them: they compute the windows.
 
 Servers differ in the zones they know (MySQL's tables are often empty, SQLite has none), so the offsets come from
 Python's ``zoneinfo``, and the instant that they are applied to from the server. The app's clock only chooses which

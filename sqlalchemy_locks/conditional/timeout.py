@@ -2,7 +2,7 @@
 
 It is ``UPDATE task SET ts = now WHERE id = ... AND ts + timeout < now``. In its other form time is divided into
 windows, and the first UPDATE of a window succeeds: ``floor(ts / timeout) < floor(now / timeout)``, which means that
-``ts`` is before the start of the current window.
+``ts`` is before the start of the current window (``windows.py``).
 
 Guarantee: at most one acquisition per period (elapsed), or per window (windowed; two acquisitions on either side of a
 boundary may be close together), by the server's clock. The clock is read after the row is locked, not when the
@@ -17,11 +17,12 @@ from datetime import datetime, timedelta
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import BigInteger, Integer, SmallInteger, Update, and_, bindparam, case, cast, null, or_, select, update
+from sqlalchemy import BigInteger, Integer, SmallInteger, Update, and_, bindparam, cast, null, or_, select, update
 
-from sqlalchemy_locks import _utc_offsets as zones
+from sqlalchemy_locks._utc_offsets import zone
 from sqlalchemy_locks._validation import period_seconds, seconds_since_1970
 from sqlalchemy_locks.conditional.listing import Listing, labelled
+from sqlalchemy_locks.conditional.windows import in_earlier_window, zone_parameters
 from sqlalchemy_locks.core import row_admin
 from sqlalchemy_locks.core.conditional_update import ConditionalAcquire
 from sqlalchemy_locks.core.operation import BuildContext, Execution, Operation, RowsOperation
@@ -77,7 +78,7 @@ class Timeout:
         if clock is not None and not callable(clock):
             raise TypeError(f"Timeout: clock is a function that returns the instant, not {clock!r}")
         self._every = None if every is None else period_seconds(every, "every")
-        variant = _Variant(every is not None, bool(windowed), None if tz is None else zones.zone(tz), clock)
+        variant = _Variant(every is not None, bool(windowed), None if tz is None else zone(tz), clock)
         columns = {
             "queue": queue,
             "id": id,
@@ -221,22 +222,10 @@ class _TimeoutAcquire(ConditionalAcquire):
     def _is_free(self, columns: RoleColumns, now: Any) -> list[Any]:
         ts, every = columns["ts"], _EVERY if self.variant.gives_period else columns["timeout"]
         if self.variant.windowed:
-            local_now = self._civil_seconds(now)
-            free = self._civil_seconds(ts) < local_now - local_now % every
+            free = in_earlier_window(ts, now, every, civil=self.variant.zone is not None)
         else:
             free = _as_bigint(ts) + every < now
         return [or_(ts.is_(None), free) if ts.nullable else free]
-
-    def _civil_seconds(self, instant: Any) -> Any:
-        """Return seconds since 1970 in local time of the zone."""
-        if self.variant.zone is None:
-            return instant
-        offsets = {name: bindparam(param_name(f"zone_{name}"), type_=BigInteger()) for name in zones.Offsets._fields}
-        return instant + case(
-            (instant < offsets["first"], offsets["before"]),
-            (instant < offsets["second"], offsets["between"]),
-            else_=offsets["after"],
-        )
 
     def update_of(self, context: BuildContext, columns: RoleColumns) -> Update:
         if not context.backend.writable_ctes:
@@ -265,8 +254,7 @@ class _TimeoutAcquire(ConditionalAcquire):
         if self.variant.clock is not None:
             values[_NOW.key] = instant = seconds_since_1970(self.variant.clock())
         if self.variant.zone is not None:
-            offsets = zones.offsets_around(self.variant.zone, instant)
-            values |= {param_name(f"zone_{name}"): value for name, value in offsets._asdict().items()}
+            values |= zone_parameters(self.variant.zone, instant)
         return values
 
 
