@@ -1,4 +1,4 @@
-"""Compare the database with what the steps installed: tables, indexes, functions.
+"""Compare the database with what the steps installed: tables, indexes, functions (``alembic_templates/sql/``).
 
 The check only reads, and needs no more than ``grant_to`` grants (on MySQL and MariaDB also SELECT on ``installed``).
 """

@@ -23,8 +23,8 @@ from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import await_only, greenlet_spawn
 
 from sqlalchemy_locks._validation import seconds
+from sqlalchemy_locks.core.asyncio_waits import shielded
 from sqlalchemy_locks.core.backoff import Backoff
-from sqlalchemy_locks.core.cancellation import shielded
 from sqlalchemy_locks.core.ended_transactions import failed_transactions, rolled_back_transactions
 from sqlalchemy_locks.core.operation import (
     Execution,
@@ -75,12 +75,12 @@ IN_BLOCK: dict[str, Any] = {
 ROW_TIMEOUT = 5.0
 #: the pause after a wait that somebody else's time limit has ended, in seconds
 PAUSE = 0.01
-#: errors which say that no attempt has done anything, including one without a reply
+#: errors which prove that no attempt took effect, not even one whose reply was lost
 _NEVER_DONE = (UnknownTask, UnknownSemaphore, IdempotencyConflict)
 # why a lock is gone, and what has become of the work
 FAILED = (
-    "the transaction that held the lock has failed or ended, or its connection died: nothing that was done in it after "
-    "that is committed"
+    "the transaction that held the lock has failed or ended, or its connection died: what was done in it after that "
+    "is not committed"
 )
 _CLOSED = (
     "held.session was closed inside the block, which rolled back what it had done, and with it the lock: the block "
@@ -90,7 +90,7 @@ _READ_ONLY = (
     "the server has become read-only, as a primary does before a replica takes its place, where others may acquire the "
     "lock: nothing that was done in its block is committed"
 )
-_CONFLICTS = "others were the first to commit, until its time was up"
+_CONFLICTS = "other transactions were the first to commit, at each attempt within its time limit"
 _FORKED = "the lock is held by the process that forked this one: nothing that was done in it is committed here"
 #: a fork's copies of its parent's transactions, kept so that they are not closed: there they continue
 _inherited: list[Any] = []
@@ -99,8 +99,8 @@ _inherited: list[Any] = []
 def connect(engine: Engine, checkout: Callable[[], Connection] | None = None) -> Connection:
     """Check a connection out of the engine's pool.
 
-    Where a listener has begun a transaction at the checkout, the first question to the server would fix its snapshot.
-    So the server is asked once on the engine's first connection, which is then returned and checked out again.
+    If a listener has begun a transaction at the checkout, the library's question to the server would fix its snapshot.
+    So the server is asked once, on the engine's first connection, which is then returned and checked out again.
 
     :param checkout: checks a connection of the engine out of another pool.
     :raises PoolTimeout: when none was free within the pool's own ``pool_timeout``.
@@ -191,7 +191,7 @@ class ShortTransaction:
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        #: other work than the lock is done in it
+        #: work is done in it, besides the lock
         self.used = False
         #: the server, or the driver, can tell this transaction from a later one
         self._shows_end = False
@@ -385,9 +385,10 @@ def release_cursors(error: BaseException) -> None:
 
 
 def roll_back(connection: Connection) -> None:
-    """Roll back, even after a COMMIT that failed: it ends SQLAlchemy's transaction, and not SQLite's.
+    """Roll back, even after a COMMIT that failed.
 
-    A connection that dies at that is invalidated.
+    After that SQLAlchemy's transaction has ended, but SQLite's is open: the driver rolls it back. A connection that
+    dies then is invalidated.
     """
     if not connection.invalidated and not connection.closed:
         try:
@@ -398,14 +399,14 @@ def roll_back(connection: Connection) -> None:
 
 
 class AfterBegin:
-    """The app's listeners of ``after_begin``, for what no session of its executes.
+    """Calls the app's listeners of ``after_begin`` for transactions in which none of its sessions executes anything.
 
     :param session_maker: makes the sessions that they listen to.
     """
 
     def __init__(self, session_maker: Callable[..., Session]) -> None:
         self._session_maker = session_maker
-        #: never used: it tells which listeners there are, of now and later
+        #: executes nothing: only its listeners are read, also those that are added later
         self.idle_session = session_maker()
 
     def call(self, connection: Connection) -> None:
@@ -465,10 +466,10 @@ class Attempts:
         try:
             execution = Execution(connection, operation, options, deadline=deadline)
             backend = execution.backend
-            heard = bool(self.after_begin.idle_session.dispatch.after_begin)
-            if self._in_sessions and (heard or (isinstance(operation, RowsOperation) and operation.is_select)):
+            has_listeners = bool(self.after_begin.idle_session.dispatch.after_begin)
+            if self._in_sessions and (has_listeners or (isinstance(operation, RowsOperation) and operation.is_select)):
                 way = "session"
-            elif short or heard or execution.sets_limit or not operation._impl.is_one_statement(execution):
+            elif short or has_listeners or execution.sets_limit or not operation._impl.is_one_statement(execution):
                 way = "short transaction"
             elif backend.allows_autocommit(connection, execution.server, execution.level):
                 way = "autocommit"
@@ -569,14 +570,14 @@ class OperationRunner:
         *,
         short: bool = False,
         wait: float | None = None,
-        on_lost: Callable[[], object] = lambda: None,
+        on_reply_lost: Callable[[], object] = lambda: None,
     ) -> Any:
         """Run an operation, and again after an error that leaves nothing behind.
 
         :param nonce: identifies this call in all its attempts; by default a fresh one.
         :param short: in a short transaction, even where autocommit would be one round trip.
         :param wait: the longest wait for a lock, in seconds; ``None``: the operation's own, or the server's.
-        :param on_lost: called when a reply was lost: that attempt may take effect even after the next one is answered.
+        :param on_reply_lost: called when a reply was lost: that attempt may take effect after the next one is answered.
         :raises OutcomeUnknown: when it is not known whether it was done, and it can't be repeated.
         :raises LockLost: when its transaction ended before COMMIT, at each attempt.
         :raises ReentryError: on SQLite, when it writes in an ``exclusive`` block of its caller.
@@ -600,10 +601,10 @@ class OperationRunner:
                     with translated(self._backend):
                         raise error.__cause__ from None  # a read leaves nothing behind: its error says more
                 options["locks_again"] = True
-                on_lost()
+                on_reply_lost()
                 raise
             except Exception as error:
-                # an earlier attempt would have failed with the same error, or there was none
+                # no earlier attempt can have taken effect: this error proves it, or no reply was lost
                 if isinstance(error, _NEVER_DONE) or "locks_again" not in options:
                     raise
                 # whatever the error of this attempt, an earlier one may have been carried out
@@ -634,13 +635,13 @@ class OperationRunner:
                     raise LockTimeout(f"{operation.name}: {ended_by_limit(waited)}") from error
             self._sleep(PAUSE)
 
-    def run_on_request(self, operation: Operation[Any], on_lost: Callable[[], object] = lambda: None) -> Any:
+    def run_on_request(self, operation: Operation[Any], on_reply_lost: Callable[[], object] = lambda: None) -> Any:
         """Run what may wait for a ``guarded`` write of a request, not longer than ``ROW_TIMEOUT``.
 
-        :param on_lost: as for :meth:`run`.
+        :param on_reply_lost: as for :meth:`run`.
         """
-        # where it would be two more round trips, the server has a limit of its own
-        return self.run(operation, wait=ROW_TIMEOUT if self._backend.schemas else None, on_lost=on_lost)
+        # elsewhere the limit is a setting, which takes two more round trips: the server's own limit has to do
+        return self.run(operation, wait=ROW_TIMEOUT if self._backend.schemas else None, on_reply_lost=on_reply_lost)
 
 
 def _run_in_plain_transaction(execution: Execution, commits_itself: bool) -> Any:

@@ -1,4 +1,7 @@
-"""One module per engine: what it can do, its errors, and how it compiles this library's SQL elements."""
+"""One module per engine: what it can do, its errors, its driver, and how it compiles this library's SQL elements.
+
+A new engine is a module here and what ARCHITECTURE.md lists. ``base.py`` says where else drivers' objects are touched.
+"""
 
 from __future__ import annotations
 

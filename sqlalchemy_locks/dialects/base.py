@@ -3,9 +3,9 @@
 Code outside this package asks a backend what it can do, and never for the name of a dialect, except for column types,
 indexes and hints (``sql/``, ``queue/mixin.py``). ARCHITECTURE.md lists what a new engine needs.
 
-A driver's own object is touched in this package; in ``core/transaction.py``, which closes connections whose state is
-unknown; in ``lock/session_lock.py`` and ``sqlite.py``, which listen to the pool; and in ``workers/``, which listen for
-jobs.
+Drivers' own objects are touched in this package; in ``core/transaction.py``, which closes connections whose state is
+unknown; in ``core/ended_transactions.py``, which reads asyncpg's errors; in ``lock/session_lock.py`` and ``sqlite.py``,
+which listen to the pool; and in ``workers/``, which listen for jobs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Server:
 
     #: the version of YugabyteDB, to which a URL of PostgreSQL may lead
     yugabytedb: str | None = None
-    #: why advisory locks don't exclude every session of the database, if they don't
+    #: why advisory locks are refused, which don't exclude every session of the database; ``None`` where they do
     no_advisory_locks: str | None = None
     #: it lists the holders of row locks, or of advisory locks, and their waiters
     lists_holders: bool = True
@@ -109,8 +109,8 @@ class Backend:
     returning: ClassVar[bool] = False
     #: an index can have a condition (``CREATE INDEX ... WHERE``)
     partial_indexes: ClassVar[bool] = False
-    #: the index of the jobs that are ready has the condition that they wait, and so keeps the entries of changed rows
-    #: until no snapshot needs them; elsewhere that column is part of its key
+    #: the index of the jobs that are ready is partial (``started_at IS NULL``), and keeps the entries of captured jobs
+    #: until no snapshot needs them; elsewhere ``started_at`` is a column of it
     partial_ready_index: ClassVar[bool] = False
     #: above READ COMMITTED a plain SELECT reads the transaction's snapshot, and one with a lock the latest rows
     stale_reads: ClassVar[bool] = False
@@ -123,7 +123,7 @@ class Backend:
     server_queues: ClassVar[ServerQueues | None] = None
     #: sessions can be notified that a job was enqueued, if the server says so
     supports_listen: ClassVar[bool] = False
-    #: a function that gets its longest wait as an argument keeps to it; elsewhere it doesn't while it waits for a row
+    #: a function that gets its longest wait as an argument keeps to it; if ``False``, not while it waits for a row
     functions_limit_waits: ClassVar[bool] = True
 
     #: the marker is a savepoint, so that ``marker_lost`` releases savepoints that were made after it

@@ -1,4 +1,8 @@
-"""PostgreSQL: locks are functions that the migration installs, over the server's advisory locks."""
+"""PostgreSQL: locks are functions that the migration installs, over the server's advisory locks.
+
+Their bodies are in ``alembic_templates/sql/``. A timeout becomes ``lock_timeout`` in ``PostgreSQL.bounded``, or inside
+the functions, from their argument ``wait_ms``.
+"""
 
 from __future__ import annotations
 
@@ -121,8 +125,7 @@ class PostgreSQL(Backend):
     server_queues: ClassVar[ServerQueues | None] = ServerQueues(0)
     returning = True
     writable_ctes = True
-    #: the setting that limits the waits of the statements after it, and its shortest useful value in seconds; the
-    #: shipped functions set ``lock_timeout`` themselves, from their argument ``wait_ms``
+    #: the setting that limits the waits of the statements after it, and its shortest useful value in seconds
     wait_setting: ClassVar[str] = "lock_timeout"
     shortest_wait: ClassVar[float] = 0
     partial_indexes = True

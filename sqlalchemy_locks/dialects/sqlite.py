@@ -1,4 +1,4 @@
-"""SQLite: every lock is the database's one write lock, held until the transaction ends."""
+"""SQLite: every lock is the database's one write lock, held until the transaction ends; a waiter polls for it."""
 
 from __future__ import annotations
 

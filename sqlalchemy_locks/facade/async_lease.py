@@ -11,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from sqlalchemy.util import greenlet_spawn
 
-from sqlalchemy_locks.core.cancellation import wait_for_future
+from sqlalchemy_locks.core.asyncio_waits import wait_for_future
 from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.facade.lease import GrantView, LeaseContext
 from sqlalchemy_locks.runtime.decorators import in_async_block, refuse_truth

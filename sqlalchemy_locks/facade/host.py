@@ -20,7 +20,7 @@ from sqlalchemy.util import await_only, greenlet_spawn
 from sqlalchemy_locks._forks import in_forked_child
 from sqlalchemy_locks._validation import valid_name
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.cancellation import shielded
+from sqlalchemy_locks.core.asyncio_waits import shielded
 from sqlalchemy_locks.core.operation import Operation, backend_of, fresh_nonce, installation
 from sqlalchemy_locks.core.transaction import Attempts, OperationRunner
 from sqlalchemy_locks.dialects import backend_for

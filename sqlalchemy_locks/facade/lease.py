@@ -298,7 +298,7 @@ class LeaseContext:
         release = abandon(grant) if abandons else semaphore.release(grant)
         lost_replies: list[bool] = []
         try:
-            released: Released = self._locks._run_on_request(release, on_lost=lambda: lost_replies.append(True))
+            released: Released = self._locks._run_on_request(release, on_reply_lost=lambda: lost_replies.append(True))
         except Exception as failed:
             # the block's work is done, and its result must not be lost: the permits expire, since they aren't renewed
             self._log_unreleased(grant, failed)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from sqlalchemy_locks import lock, semaphore
 from sqlalchemy_locks.conditional.timeout import Timeout
-from sqlalchemy_locks.core.cancellation import wait_for_event
+from sqlalchemy_locks.core.asyncio_waits import wait_for_event
 from sqlalchemy_locks.core.operation import Operation, cluster_behind
 from sqlalchemy_locks.errors import LockError, NotInstalled, ReentryError
 from sqlalchemy_locks.facade.host import LockHost

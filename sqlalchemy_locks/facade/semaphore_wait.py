@@ -81,7 +81,7 @@ def _called_after(seconds: float, call: Callable[[], object], engine: Engine) ->
 
 
 class _BeyondCapacity(LockTimeout):
-    """No release makes room for the request."""
+    """The request exceeds the capacity: no release makes room for it."""
 
 
 class SemaphoreWaiter:
@@ -114,7 +114,7 @@ class SemaphoreWaiter:
         self._nonce = fresh_nonce()
         #: the semaphores without room, by the last answer; ``None`` while others have kept the rows locked
         self._exhausted: Sequence[str] | None = None
-        #: the reply to some attempt was lost, which may still reach the server
+        #: a reply was lost: the server may still execute that attempt
         self._late_attempt = False
         #: when what was granted was asked for, by :func:`clock`
         self.asked_at = 0.0
@@ -202,7 +202,7 @@ class SemaphoreWaiter:
         log.info("%s", LockTimeout(sentence, self._permit_holders(names)))
 
     def _wait_for(self, name: str) -> Grant | None:
-        """Wait for room in a semaphore; ``None`` where it has room, and another one of the request has none."""
+        """Wait for room in a semaphore; return ``None`` when it has room, but another one of the request has none."""
         if self._held:
             return self._poll(name)
         ticket = self._queues.ticket(("queue", self._locks._installation, name))
@@ -302,9 +302,10 @@ class SemaphoreWaiter:
                     tickets.callback(ticket.leave)
                     if not ticket.wait(max(0.0, deadline - time.monotonic())):
                         return None
-                if not self._late_attempt:  # that one may be granted late: its time to live began then
+                # after a lost reply the earlier attempt may be the one that is granted: its time to live began then
+                if not self._late_attempt:
                     self.asked_at = clock()
-                grant: Grant = self._locks._run(request, self._nonce, wait=timeout, on_lost=self._note_late_attempt)
+                grant: Grant = self._locks._run(request, self._nonce, wait=timeout, on_reply_lost=self._note_lost_reply)
         except PoolTimeout:
             raise
         except (LockTimeout, MustRollback):  # several callers with one id can deadlock repeatedly in InnoDB
@@ -322,7 +323,7 @@ class SemaphoreWaiter:
         self._exhausted = grant.exhausted
         return grant if grant.acquired else None
 
-    def _note_late_attempt(self) -> None:
+    def _note_lost_reply(self) -> None:
         self._late_attempt = True
 
     def _left(self) -> float:
@@ -421,8 +422,8 @@ class ServerQueue:
                 try:
                     self._transaction.backend.leave_queue(connection, self._key)
                 except BaseException as raised:
-                    # a connection that is still in the queue must not go back to the pool; and what was granted, or
-                    # has failed, is more important than that it died
+                    # A connection that is still in the queue must not go back to the pool. The grant, or the error of
+                    # the block, is not replaced by this one.
                     connection.invalidate()
                     if not isinstance(raised, Exception):
                         raise

@@ -1,6 +1,7 @@
 """Locks in a Flask app (extra ``flask``): on the engine of its Flask-SQLAlchemy, or on a given engine.
 
 - Locks are taken in the database of the current app, also in a process with several apps.
+- A timeout, and other errors of this library, are answered as problem+json (``problem.py`` chooses the status).
 - Maintenance runs once in each process that serves, never in one that only forks others.
 - A fork begins with a pool of its own, so that no two processes share a connection.
 """

@@ -19,7 +19,7 @@ from sqlalchemy.pool import QueuePool
 from sqlalchemy.util import await_only
 
 from sqlalchemy_locks._forks import in_forked_child
-from sqlalchemy_locks.core.cancellation import FOREVER, wait_for_future
+from sqlalchemy_locks.core.asyncio_waits import FOREVER, wait_for_future
 
 #: of each engine, by its dialect, which its copies with other options share
 _every: WeakKeyDictionary[Dialect, LocalQueues] = WeakKeyDictionary()

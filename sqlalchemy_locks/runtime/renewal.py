@@ -28,7 +28,7 @@ from weakref import WeakSet
 from sqlalchemy.util import greenlet_spawn
 
 from sqlalchemy_locks._validation import timeout_seconds
-from sqlalchemy_locks.core.cancellation import wait_for_event
+from sqlalchemy_locks.core.asyncio_waits import wait_for_event
 from sqlalchemy_locks.core.side_pool import SidePool
 from sqlalchemy_locks.values import Grant
 

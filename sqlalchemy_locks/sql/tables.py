@@ -1,4 +1,4 @@
-"""The tables.
+"""The tables, and how another schema or prefix moves them.
 
 Engines with schemas (PostgreSQL, YugabyteDB) keep them in the schema ``lock``, which the execution option
 ``schema_translate_map`` moves: SQLAlchemy translates tables, ``dialects/postgresql_compiler.py`` functions. The others

@@ -21,7 +21,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from sqlalchemy.util import greenlet_spawn
 
 from sqlalchemy_locks._validation import is_coroutine_function
-from sqlalchemy_locks.core.cancellation import shielded
+from sqlalchemy_locks.core.asyncio_waits import shielded
 from sqlalchemy_locks.errors import ReentryError
 from sqlalchemy_locks.queue.enqueue import CHANNEL
 from sqlalchemy_locks.workers.base import BaseWorker

@@ -4,8 +4,8 @@ Everything here is synchronous: ``AsyncWorker`` calls it in a greenlet. One thre
 to the database; handlers' threads call :meth:`WorkerState.done`, the heartbeats' thread :meth:`WorkerState.lose_all`.
 
 A captured job waits until its attempt is counted, is then ready, and runs when a slot is free. The attempt counts when
-the handler begins: so many jobs are counted at a time as there are free slots. With them those prefetched jobs are
-counted whose handlers will begin within a tenth of a second, unless it is their last attempt; a reclaim gives such an
+the handler begins: a cycle counts as many as there are free slots. It counts prefetched jobs ahead, too, if their
+handlers are expected to begin within a tenth of a second and it is not their last attempt; a reclaim gives such an
 attempt back.
 """
 
@@ -40,8 +40,8 @@ _FIRST_PAUSE, LONGEST_ERROR_PAUSE = 0.1, 5.0
 _REQUEUE = 1000
 #: within how many seconds the handlers of jobs begin whose attempts are counted ahead
 _AHEAD = 0.1
-#: within how many seconds ready jobs run without further slots
-_SOON = 0.001
+#: within how many seconds one slot runs all ready jobs
+_ONE_SLOT = 0.001
 #: the bits of a claim whose attempt isn't counted, was counted when its handler could begin, or ahead
 _COUNT_STATES = (0, BEGUN, BEGUN | COUNTED_AHEAD)
 #: how often a worker that stops tries to report and release its jobs
@@ -103,7 +103,7 @@ class WorkerState:
         #: when to compare the jobs that it has with those in the database, and when to requeue those of silent workers
         self._compare_at = time.monotonic() + self._interval
         self._requeue_at = -float("inf")
-        #: where the last search ended, and until when the next ones start there
+        #: where the last search ended, and until when searches continue there instead of at the head
         self._after: tuple[Any, ...] | None = None
         self._from_head_at = -float("inf")
         self._until_empty = until_empty
@@ -133,15 +133,15 @@ class WorkerState:
         return job
 
     def slots_to_wake(self) -> int:
-        """Return how many idle slots a cycle should wake: one where it runs all ready jobs within a millisecond.
+        """Return how many idle slots a cycle should wake: one, if it can run all ready jobs within a millisecond.
 
-        Only if all were counted ahead: a crash costs the others an attempt, which has to begin now.
+        That is for jobs that were counted ahead: a crash costs the others an attempt, so they begin now.
         """
         with self._lock:
             free, now = self.config.concurrency - len(self.running), time.monotonic()
             took = max((now - job._began_at for job in self.running.values() if job._began_at), default=0.0)
             usual = self._handler_time if self._mean_time is None else self._mean_time
-            soon = len(self.ready) * max(took, usual) <= _SOON
+            soon = len(self.ready) * max(took, usual) <= _ONE_SLOT
             return min(free, 1) if soon and all(job._pair[1] & COUNTED_AHEAD for job in self.ready) else free
 
     def call(self, job: RunningJob, handler: Callable[[RunningJob], Any]) -> Any:
@@ -281,7 +281,7 @@ class WorkerState:
             if self._countable()[0]:
                 return 0.0
             if self.ready and len(self.running) < self.config.concurrency:
-                times.append(10 * _SOON)  # their handlers take longer than usual
+                times.append(10 * _ONE_SLOT)  # their handlers take longer than usual
             times += [job._locked_until - now for job in self.waiting if job._locked_until > now]
         if self.config.stalled_after is not None:
             times.append(max(_FIRST_PAUSE, self._requeue_at - now))
@@ -451,7 +451,7 @@ class WorkerState:
         if free > 0:
             return harmless[:free], False
         soon = harmless[: max(0, self._startable_soon() - len(self.ready))]
-        # up to one that is dead if the attempt that begins next fails
+        # up to the first one whose next attempt is its last
         return list(takewhile(lambda job: job._value("attempts") + 1 < job._value("max_attempts"), soon)), True
 
     def _count_attempts(self) -> None:
@@ -524,7 +524,7 @@ class WorkerState:
         self._reply_lost = False
 
     def _lose(self, jobs: Sequence[RunningJob]) -> None:
-        """Note which of the jobs, which no longer run, have another owner, rather than were ended by their handlers."""
+        """Note which of the jobs, which no longer run there, have another owner; handlers ended the others."""
         states = self.database.states([job._pair for job in jobs])
         taken = [job for job in jobs if job._pair not in states]
         with self._lock:
@@ -545,8 +545,8 @@ class WorkerState:
         if not (heartbeats.steady() if heartbeats.knows_clock else heartbeats.recent()):
             return
         sent_at = heartbeats.confirmed_at
-        # of a heartbeat in time: however late the statement is executed, it judges by an instant at which others could
-        # send one, too
+        # Others are judged by the instant of this worker's own heartbeat, at which every live worker could send one,
+        # however late the statement is executed.
         heartbeat_at = self.database.perform(config.queue._of_worker(ReadHeartbeat, heartbeats.host))
         if heartbeat_at is None or heartbeats.confirmed_at != sent_at:
             return

@@ -65,7 +65,7 @@ def free(engine: Engine, key: str) -> bool:
 
 
 @contextlib.contextmanager
-def losing(locks: Any, said: str = "nothing that was done in it after that is committed$") -> Iterator[None]:
+def losing(locks: Any, said: str = "what was done in it after that is not committed$") -> Iterator[None]:
     """What raises ``LockLost``, and tells once that the lock is lost."""
     events: list[object] = []
     event.listen(getattr(locks, "_target", locks), "lost", events.append)

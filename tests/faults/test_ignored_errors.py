@@ -18,7 +18,7 @@ from tests.fixtures.parties import PATIENCE, connected, installed, later, unused
 
 INNODB = [each for each in EVERY if each[0] in ("mysql", "mariadb")]
 POSTGRESQL = [each for each in EVERY if each not in INNODB]
-NOTHING = "nothing that was done in it after that is committed$"
+NOTHING = "what was done in it after that is not committed$"
 ROLLS_BACK = text("INSERT OR ROLLBACK INTO passed_over (id) VALUES (1)")
 TABLE = "CREATE TABLE passed_over (id INTEGER PRIMARY KEY, note INTEGER)"
 

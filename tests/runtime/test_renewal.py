@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sqlalchemy_locks as sl
-from sqlalchemy_locks.core.cancellation import wait_for_event
+from sqlalchemy_locks.core.asyncio_waits import wait_for_event
 from sqlalchemy_locks.facade.async_lease import AsyncLostEvent
 from sqlalchemy_locks.runtime.renewal import LostEvent, RenewableLease, RenewalSchedule, clock
 from tests.fixtures.parties import PATIENCE
