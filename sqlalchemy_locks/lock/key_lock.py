@@ -10,7 +10,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from sqlalchemy import ARRAY, BigInteger, Boolean, Integer, bindparam, cast, false, literal_column, null, select, true
+from sqlalchemy import ARRAY, BigInteger, Boolean, Integer, bindparam, false, literal_column, null, select, true
 from sqlalchemy.sql import Executable
 from sqlalchemy.types import NullType
 
@@ -21,7 +21,7 @@ from sqlalchemy_locks.errors import LockTimeout
 from sqlalchemy_locks.keys import as_key
 from sqlalchemy_locks.lock import innodb, write_lock
 from sqlalchemy_locks.lock.key_holders import holders_now
-from sqlalchemy_locks.sql.elements import LOCK_KEY, WAIT_MS, IntegersAsText, LockFunction
+from sqlalchemy_locks.sql.elements import LOCK_KEY, WAIT_MS, LockFunction
 from sqlalchemy_locks.values import Holder
 
 
@@ -142,7 +142,7 @@ _VACUUM = _KeysOperation(
 )
 _CREATE = _KeysOperation(
     "lock.create",
-    LockFunction("create", cast(bindparam("keys", type_=IntegersAsText()), ARRAY(BigInteger())), type_=Integer()),
+    LockFunction("create", bindparam("keys", type_=ARRAY(BigInteger())), type_=Integer()),
     "where existing keys are selected first, and left alone",
     innodb.create,
 )

@@ -15,6 +15,7 @@ from sqlalchemy import (
     Float,
     Integer,
     Table,
+    Text,
     Update,
     and_,
     bindparam,
@@ -49,7 +50,7 @@ from sqlalchemy_locks.queue.jobs import (
     is_begun,
 )
 from sqlalchemy_locks.sql.clock import Now, PlusSeconds
-from sqlalchemy_locks.sql.elements import IntegersAsText, force_index
+from sqlalchemy_locks.sql.elements import force_index
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -108,14 +109,14 @@ class UpdateOwnedJobs(JobOperation):
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
         if statement is not None and execution.backend.writable_ctes:
-            number = execution.execute(statement, owned_parameters(execution)).rowcount
+            number = execution.execute(statement, owned_parameters(execution, self.jobs)).rowcount
         else:
             table = self.jobs.at(execution.context).table
             number = sum(
                 self._update_unlocked(execution, values)
                 if statement is None
                 else execution.execute(statement, values).rowcount
-                for values in owned_batches(execution, table)
+                for values in owned_batches(execution, self.jobs, table)
             )
         if self.jobs.target is not None:
             self.jobs.expire(execution, self.changes(self.jobs.columns))
@@ -179,26 +180,31 @@ def _unfinished(at: RoleColumns) -> tuple[Any, ...]:
 
 def _bound_pairs(at: RoleColumns) -> Any:
     """PostgreSQL: the bound ids and claims as rows."""
-    arrays = []
+    given = []
     for name, type_ in ((IDS, at.internal_id.type), (CLAIMS, at.claim.type)):
         array = ARRAY(type_)
-        arrays.append(cast(bindparam(name, type_=IntegersAsText() if isinstance(type_, Integer) else array), array))
-    pairs: Any = func.unnest(*arrays).table_valued("id", "claim", with_ordinality="number")
+        # integers are bound as the text of an array: drivers take longer to adapt a list than the statement takes
+        given.append(cast(bindparam(name, type_=Text() if isinstance(type_, Integer) else array), array))
+    pairs: Any = func.unnest(*given).table_valued("id", "claim", with_ordinality="number")
     return pairs.render_derived(name="locks_owned")
 
 
-def owned_parameters(execution: Execution) -> dict[str, Any]:
+def owned_parameters(execution: Execution, jobs: Jobs) -> dict[str, Any]:
     """Return the values of an execution as a statement with writable CTEs binds ids and claims, as arrays."""
-    return {name: value for name, value in execution.values.items() if name != PAIRS}
+    values = execution.values.copy()
+    del values[PAIRS]
+    for name in jobs.integer_arrays:
+        values[name] = f"{{{','.join(map(str, values[name]))}}}"
+    return values
 
 
-def owned_batches(execution: Execution, table: Table | None = None) -> Iterator[dict[str, Any]]:
+def owned_batches(execution: Execution, jobs: Jobs, table: Table | None = None) -> Iterator[dict[str, Any]]:
     """Yield the values of an execution as its statement binds ids and claims, for each execution of it.
 
     :param table: that the statement changes.
     """
     if execution.backend.writable_ctes:  # as arrays, which are one parameter each
-        yield owned_parameters(execution)
+        yield owned_parameters(execution, jobs)
         return
     values = {name: value for name, value in execution.values.items() if name != CLAIMS}
     # in one order: two batches with the same jobs would deadlock
@@ -242,7 +248,7 @@ class ClaimedJobs(JobOperation):
     def run(self, execution: Execution) -> Any:
         statement = self.statement(execution.context)
         assert statement is not None
-        rows = [row for values in owned_batches(execution) for row in execution.execute(statement, values)]
+        rows = [row for values in owned_batches(execution, self.jobs) for row in execution.execute(statement, values)]
         return IteratorResult(SimpleResultMetaData(["id", "claim", "state"]), map(tuple, rows))
 
 

@@ -155,7 +155,7 @@ class CompleteAndFetch(FetchJobs):
         """Return the captured rows, and how many jobs were completed."""
         statement = self.statement(execution.context)
         assert statement is not None
-        rows: Any = execution.execute(statement, owned_parameters(execution)).all()
+        rows: Any = execution.execute(statement, owned_parameters(execution, self.jobs)).all()
         number = rows[0][-1]
         return ([] if rows[0][self.jobs.keys["internal_id"]] is None else rows), number
 

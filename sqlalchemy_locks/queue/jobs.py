@@ -12,7 +12,7 @@ from copy import copy
 from functools import cache, cached_property
 from typing import Any
 
-from sqlalchemy import Index, Row, Table, TypeDecorator, bindparam, literal_column, null, select, update
+from sqlalchemy import Index, Integer, Row, Table, TypeDecorator, bindparam, literal_column, null, select, update
 from sqlalchemy.engine import Dialect
 
 from sqlalchemy_locks.captures.capture import CaptureImpl
@@ -212,6 +212,12 @@ class Jobs:
         """The index of each column among the values of a captured job, by its key."""
         keys = self.fetched if self.target is not None else (*self.fetched, *_CAPTURED)
         return {key: index for index, key in enumerate(keys)}
+
+    @cached_property
+    def integer_arrays(self) -> list[str]:
+        """Those of ``IDS`` and ``CLAIMS`` that are integers."""
+        columns = ((IDS, self.columns.internal_id), (CLAIMS, self.columns.claim))
+        return [name for name, column in columns if isinstance(column.type, Integer)]
 
 
 def json_as_text(dialect: Dialect) -> Dialect:

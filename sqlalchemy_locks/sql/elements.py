@@ -5,16 +5,15 @@ None of them has a default compiler: an unsupported engine raises instead of gue
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import BindParameter, Dialect, Insert, Table, bindparam, text
+from sqlalchemy import BigInteger, BindParameter, Boolean, DateTime, Insert, Integer, String, Table, bindparam, text
 from sqlalchemy.sql import Executable
 from sqlalchemy.sql.elements import ClauseElement, ColumnElement
 from sqlalchemy.sql.functions import FunctionElement
 from sqlalchemy.sql.visitors import InternalTraversal
-from sqlalchemy.types import BigInteger, Boolean, DateTime, Integer, String, Text, TypeDecorator, TypeEngine
+from sqlalchemy.types import TypeEngine
 
 
 class LockFunction(FunctionElement[Any]):
@@ -28,19 +27,6 @@ class LockFunction(FunctionElement[Any]):
         super().__init__(*arguments)
         self.name = name
         self.type = type_
-
-
-class IntegersAsText(TypeDecorator[Sequence[int]]):
-    """Integers, bound as the text of an array, which the statement casts (PostgreSQL).
-
-    Drivers take longer to adapt a list than a short statement takes.
-    """
-
-    impl = Text
-    cache_ok = True
-
-    def process_bind_param(self, value: Sequence[int] | None, dialect: Dialect) -> str | None:
-        return None if value is None else f"{{{','.join(map(str, value))}}}"
 
 
 #: the parameter of every statement about one key
