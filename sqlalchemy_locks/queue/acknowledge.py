@@ -133,9 +133,9 @@ class UpdateOwnedJobs(JobOperation):
             locking = force_index(locking, "PRIMARY", at.table).with_for_update(skip_locked=True)
             self._steps[execution.context] = locking, self.update(execution.context)
         locking, updating = self._steps[execution.context]
-        found: Any = execution.execute(locking, {IDS: values[IDS]})
-        unlocked: dict[Any, int] = dict(found.all())
-        owned = [pair for pair in values[PAIRS] if unlocked.get(pair[0]) == pair[1]]
+        rows: Any = execution.execute(locking, {IDS: values[IDS]})
+        claims: dict[Any, int] = dict(rows.all())
+        owned = [pair for pair in values[PAIRS] if claims.get(pair[0]) == pair[1]]
         if not owned:
             return 0
         return execution.execute(updating, {**values, PAIRS: owned, IDS: [id_ for id_, _ in owned]}).rowcount
@@ -166,14 +166,14 @@ def _unlocked(at: RoleColumns) -> Any:
     same = (at.internal_id == owned.c.id, at.claim == owned.c.claim)
     one: Any = select(at.internal_id).where(*_unfinished(at), *same)
     one = one.with_for_update(skip_locked=True, key_share=True).correlate(owned).lateral("locks_one")
-    found = select(one.c[0].label("id"), owned.c.number).select_from(owned.join(one, true()))
+    rows = select(one.c[0].label("id"), owned.c.number).select_from(owned.join(one, true()))
     # materialized, as the numbers of captured_cte() are
-    return found.where(selective_condition(owned.c.number)).cte("locks_unlocked").prefix_with("MATERIALIZED")
+    return rows.where(selective_condition(owned.c.number)).cte("locks_unlocked").prefix_with("MATERIALIZED")
 
 
 def _unfinished(at: RoleColumns) -> tuple[Any, ...]:
-    # not as the condition of the index of running jobs: PostgreSQL would scan that, dead entries included, where the
-    # primary key finds these rows directly
+    # Not written like the condition of the index of running jobs: PostgreSQL would scan that index with its dead
+    # entries, although the primary key finds these rows directly.
     return at.started_at.is_not(None), func.coalesce(at.completed_at, at.failed_at).is_(None)
 
 
@@ -188,20 +188,20 @@ def _bound_pairs(at: RoleColumns) -> Any:
 
 
 def owned_parameters(execution: Execution) -> dict[str, Any]:
-    """Return the values of an execution as a statement with writable CTEs binds ids and claims, as arrays."""
+    """Return the parameters of a statement with writable CTEs, which binds ids and claims as arrays."""
     return {name: value for name, value in execution.values.items() if name != PAIRS}
 
 
 def owned_batches(execution: Execution, table: Table | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the values of an execution as its statement binds ids and claims, for each execution of it.
+    """Yield the parameters for each execution of a statement that binds ids and claims.
 
-    :param table: that the statement changes.
+    :param table: the table that the statement changes.
     """
     if execution.backend.writable_ctes:  # as arrays, which are one parameter each
         yield owned_parameters(execution)
         return
     values = {name: value for name, value in execution.values.items() if name != CLAIMS}
-    # in one order: two batches with the same jobs would deadlock
+    # always in one order: otherwise two batches with the same jobs could deadlock
     for pairs in execution.batches(sorted(values[PAIRS]), table):
         yield {**values, PAIRS: pairs, IDS: [id_ for id_, _ in pairs]}
 
@@ -214,7 +214,7 @@ class Complete(UpdateOwnedJobs):
 class BeginJobs(UpdateOwnedJobs):
     """Counts the attempts of captured jobs whose handlers are about to begin; skips rows that are locked.
 
-    :param ahead: they begin later, unless the worker dies before.
+    :param ahead: the handlers begin later, unless the worker dies first.
     """
 
     skips_locked = True
@@ -247,7 +247,7 @@ class ClaimedJobs(JobOperation):
 
 
 class ReleaseJobs(UpdateOwnedJobs):
-    """Returns jobs to the queue; an attempt that was counted is not."""
+    """Returns jobs to the queue; an attempt that was counted is subtracted again."""
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         return {at.started_at: null(), at.attempts: at.attempts - is_begun(at)}
@@ -278,15 +278,16 @@ def requeue(at: RoleColumns) -> dict[Any, Any]:
         **end_attempt(at, dead),
         at.error: case((is_begun(at) == ONE, literal(STALLED, at.error.type)), else_=at.error),
         at.claim: at.claim + TAKEN,
-        # whether its handler began is unknown, and never was this the last attempt
+        # An attempt counted ahead is subtracted: it was not the last one, and whether its handler began is unknown.
         at.attempts: case((is_ahead(at), at.attempts - ONE), else_=at.attempts),
     }
 
 
 def end_attempt(at: RoleColumns, dead: Any) -> dict[Any, Any]:
     """Return what an UPDATE sets on a job whose attempt has failed; ``dead`` is the condition that it was the last."""
-    # MySQL and MariaDB read the new value of a column that the same UPDATE has changed: none is read, except the last
-    # bit of a claim, which stays, and an attempt that is given back, which was not the last one
+    # MySQL and MariaDB read the new value of a column that the same UPDATE has changed. So no changed column is read,
+    # with two exceptions: the bits of a claim that this UPDATE doesn't change, and an attempt that is subtracted, which
+    # was not the last one.
     return {at.started_at: case((dead, at.started_at)), at.failed_at: case((dead, Now()))}
 
 

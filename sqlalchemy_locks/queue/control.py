@@ -42,7 +42,7 @@ class GetJob(JobOperation):
 
 
 class UpdateWaitingJob(JobOperation):
-    """Changes one job that waits, and returns whether there was one. It waits for a transaction that captures it."""
+    """Changes one waiting job, and returns whether there was one. It waits for a transaction that is capturing it."""
 
     wait_limit = "setting"
 
