@@ -1,4 +1,4 @@
-"""Validation of what callers pass: names that are stored, numbers, durations. Each is checked once, before any SQL."""
+"""Validation of callers' arguments: names that are stored, numbers, durations. Each is checked once, before any SQL."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ class StaleToken(LockError):
 
 
 class Unsupported(LockError):
-    """This engine, or this way of executing the operation, doesn't support it; the message says what does.
+    """The engine doesn't support the operation, or not this way of executing it; the message names another way.
 
     >>> try:
     ...     locks.run(sl.lock.exclusive("report"))
@@ -251,7 +251,7 @@ class NotWritable(Unsupported):
 
 
 class StaleSnapshot(Unsupported):
-    """The transaction's snapshot is older than the lock, so what the holder then reads may be stale.
+    """The transaction's snapshot is older than the lock, so the holder could read stale data.
 
     >>> with engine.connect() as connection:
     ...     try:
@@ -292,7 +292,7 @@ class Retry(Exception):
 
 
 class Discard(Exception):
-    """Raised by a handler of a worker: the job is dead immediately, whatever attempts it has left.
+    """Raised by a handler of a worker: the job is dead immediately, even if it has attempts left.
 
     :param reason: what is stored as the job's error.
 

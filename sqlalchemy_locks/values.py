@@ -81,7 +81,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Holder:
-    """A holder, as far as the engine shows it; what it doesn't show is ``None``.
+    """A holder, as far as the engine shows it; an attribute that it doesn't show is ``None``.
 
     >>> try:
     ...     with locks.exclusive("report", timeout=5):
@@ -179,7 +179,7 @@ class PermitHolder(Holder):
 
 @dataclass(frozen=True)
 class JobEvent:
-    """What happened to a job of a worker, for listeners; what doesn't apply is ``None``.
+    """An event of a worker's job, for listeners; an attribute that doesn't apply is ``None``.
 
     >>> from sqlalchemy import event
     >>> @event.listens_for(worker, "completed")
@@ -219,7 +219,7 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class LockEvent:
-    """What happened to a lock, for listeners; what doesn't apply is ``None``.
+    """An event of a lock, for listeners; an attribute that doesn't apply is ``None``.
 
     >>> from sqlalchemy import event
     >>> @event.listens_for(locks, "acquired")

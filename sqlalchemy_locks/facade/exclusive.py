@@ -55,7 +55,7 @@ Name = str | int
 
 
 class Held:
-    """What a block holds while it runs.
+    """The locks of a block while it runs.
 
     >>> with locks.exclusive("invoice:42") as held:
     ...     held.session.add(Payment(invoice=42))
@@ -351,7 +351,7 @@ class KeyBlock:
                 short.abandon(error)
             if ended and isinstance(error, LockLost):
                 raise error
-            if ended and isinstance(error, SQLAlchemyError):  # of a savepoint that has gone with the transaction
+            if ended and isinstance(error, SQLAlchemyError):  # its savepoint has gone with the transaction
                 raise LockLost(FAILED) from error
             return
         try:

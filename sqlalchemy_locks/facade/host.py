@@ -44,7 +44,7 @@ class LockHost(Observed):
     """
 
     owner: str
-    """The owner that is stored with what is acquired."""
+    """The owner that is stored with permits and mutexes."""
 
     def __init__(self, engine: Engine, session_maker: Callable[..., Session], owner: str | None) -> None:
         self._engine, self._session_maker = engine, session_maker

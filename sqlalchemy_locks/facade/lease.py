@@ -55,7 +55,7 @@ class GrantView(Grant):
         self.__dict__.update(vars(grant))
 
     def __reduce__(self) -> Any:
-        # a copy, or what is sent to another process, is the grant alone
+        # a copy, also one that is sent to another process, is the grant alone
         return Grant, tuple(getattr(self, field.name) for field in fields(Grant))
 
 
@@ -146,7 +146,7 @@ class LeaseContext:
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         decorated = in_block(function, self.display_name, self.copy)
-        self.copy()  # which refuses a block that can't be used again
+        self.copy()  # refuses a block that can't be used again
         return decorated
 
     __bool__ = refuse_truth
@@ -172,7 +172,7 @@ class LeaseContext:
 
     def enter(self) -> tuple[Grant, RenewableLease]:
         """Acquire the permits; return the grant, and the lease that has to be renewed."""
-        # held during the wait, too: if two entered, the first to leave would release what the other holds
+        # held during the wait, too: if two callers entered, the first to leave would release the other's permits
         if not self._use.acquire(blocking=False):
             raise ReentryError("this block is entered already: make one for each use")
         grant, began = None, 0.0
@@ -317,7 +317,7 @@ class LeaseContext:
         _log.warning("the grant of %s could not be released, and ends with its time: %r", list(grant.permits), error)
 
     def _emitter(self, grant: Grant) -> Callable[..., None]:
-        """Return what emits the events of a grant, without a reference to this block."""
+        """Return the function that emits the events of a grant, without a reference to this block."""
         labels: dict[str, Any] = {"owner": self._owner, "external_id": grant.external_id, "fence": grant.fence}
         return partial(self._locks._emit, kind=self._kind, names=grant.permits, **labels)
 
@@ -336,7 +336,7 @@ class LeaseRenewer:
         self._runner: OperationRunner | None = None
 
     def renew_batch(self, grants: list[Grant]) -> Collection[str]:
-        """Return the tokens of those that were renewed; the others are locked, or not held."""
+        """Return the tokens of the grants that were renewed; the others are locked, or not held."""
         renewed: Collection[str] = self._run(renew_batch(grants), None)
         return renewed
 

@@ -72,7 +72,7 @@ class Locks(LockHost):
         replace_pool_in_forks(engine)
         super().__init__(engine, maker, owner)
         self.mutex = Mutexes(self)
-        #: what renews the leases of blocks
+        #: renew the leases of blocks
         self._timers = LeaseTimers(partial(LeaseRenewer, self))
 
     def mutexes(self, mutex: Mutex) -> Mutexes:
@@ -259,7 +259,7 @@ class Locks(LockHost):
         if isinstance(request, Grant):
             names, ident, fence = request.permits, request.external_id, request.fence
             self._emit(what, "semaphore", names, external_id=ident, fence=fence)
-        else:  # of a bare id the semaphores aren't known
+        else:  # an id alone doesn't tell the semaphores
             self._emit(what, "semaphore", (), external_id=request)
 
     def semaphore(

@@ -176,5 +176,5 @@ def _log_failure(error: Exception) -> None:
 
 
 def _trace(error: Exception) -> Exception | None:
-    # an error of this library is a sentence that says what to do
+    # not for an error of this library, whose message says what to do
     return None if isinstance(error, LockError) else error

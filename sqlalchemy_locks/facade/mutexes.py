@@ -16,7 +16,7 @@ from sqlalchemy_locks.core.roles import DEFAULT_QUEUE, NONCE_PARAM
 from sqlalchemy_locks.errors import OutcomeUnknown, UnknownTask
 from sqlalchemy_locks.facade.host import LockHost
 
-#: how many acquisitions are remembered, of those held and of those released
+#: how many acquisitions are remembered: so many that are held, and so many that were released
 _MAX_REMEMBERED = 10_000
 
 

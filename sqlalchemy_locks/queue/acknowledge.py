@@ -60,7 +60,7 @@ FIRST_PAUSE, LONGEST_RETRY_PAUSE, DOUBLINGS = 5, 3600, 9
 STALLED = "stalled: its worker sent no heartbeat"
 #: the states of a job that was begun
 RUNNING, COMPLETED, DEAD = "running", "completed", "dead"
-#: the characters of an error that are kept, from its end: what fits into every engine's column
+#: how many characters of an error are stored, from its end: so many fit into every engine's column
 LONGEST_ERROR = 16000
 
 
@@ -83,7 +83,7 @@ class UpdateOwnedJobs(JobOperation):
         return twin
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        """Return what the UPDATE sets."""
+        """Return the columns that the UPDATE sets, and their values."""
         raise NotImplementedError
 
     def build(self, context: BuildContext) -> Executable | None:
@@ -126,7 +126,7 @@ class UpdateOwnedJobs(JobOperation):
         return self.statement(execution.context) is not None and not several
 
     def _update_unlocked(self, execution: Execution, values: dict[str, Any]) -> int:
-        """InnoDB: lock the rows that are free, then update those that are owned; return how many."""
+        """InnoDB: lock the rows that are free, then update the rows that are owned; return their number."""
         if execution.context not in self._steps:
             at = self.jobs.at(execution.context)
             locking: Any = select(at.internal_id, at.claim).where(at.internal_id.in_(bindparam(IDS, expanding=True)))
@@ -271,7 +271,7 @@ class Fail(UpdateOwnedJobs):
 
 
 def requeue(at: RoleColumns) -> dict[Any, Any]:
-    """Return what an UPDATE sets on a job whose worker is silent."""
+    """Return the columns that an UPDATE sets on a job whose worker is silent, and their values."""
     dead = and_(is_begun(at) == ONE, at.attempts >= at.max_attempts)
     # the claim matches no worker any more: job.lost becomes true in a handler that still runs
     return {
@@ -284,7 +284,7 @@ def requeue(at: RoleColumns) -> dict[Any, Any]:
 
 
 def end_attempt(at: RoleColumns, dead: Any) -> dict[Any, Any]:
-    """Return what an UPDATE sets on a job whose attempt has failed; ``dead`` is the condition that it was the last."""
+    """Return the same for a job whose attempt has failed; ``dead`` is the condition that it was the last attempt."""
     # MySQL and MariaDB read the new value of a column that the same UPDATE has changed. So no changed column is read,
     # with two exceptions: the bits of a claim that this UPDATE doesn't change, and an attempt that is subtracted, which
     # was not the last one.
@@ -295,4 +295,4 @@ def storable(error: str) -> str:
     """Return the end of an error's text as every engine can store it."""
     # not every engine stores NUL characters or lone surrogates
     stored = error[-LONGEST_ERROR:].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
-    return stored[-LONGEST_ERROR:]  # the replacements are longer than what they replace
+    return stored[-LONGEST_ERROR:]  # the replacements have made it longer

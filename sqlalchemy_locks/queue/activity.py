@@ -1,4 +1,4 @@
-"""How busy a queue is: its jobs by state, those that were completed lately, those that are dead, and its workers."""
+"""The activity of a queue: its jobs by state, recently completed jobs, dead jobs, and its workers."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class DeadJobs(JobOperation):
 
 
 class Workers(JobOperation):
-    """Reads the workers, those that are silent for longest first, and how many jobs each runs."""
+    """Reads the workers, and how many jobs each runs; the worker that is silent for longest comes first."""
 
     writes = False
 
@@ -258,7 +258,7 @@ def next_jobs(limit: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
 
 
 def heads(queues: Sequence[str], counted: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
-    """Count the waiting jobs of each of the queues, up to a number: those captured next. Returns a row for each queue.
+    """Count at most ``counted`` waiting jobs of each queue: those that are captured next. It gives a row per queue.
 
     :param queues: their names, at most as many as ``HEADS``. :param jobs: as above.
     """
@@ -276,9 +276,9 @@ def dead(limit: int, queue: str | None = None, jobs: Jobs | None = None) -> Rows
 
 
 def workers(limit: int, counted: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
-    """Return the workers: ``host, running, silent, age``, those that are silent for longest first.
+    """Return the workers: ``host, running, silent, age``. The worker that is silent for longest comes first.
 
-    ``running`` is the number of its jobs, ``silent`` how long ago its last heartbeat was, ``age`` its start.
+    ``running`` is the number of its jobs; ``silent`` and ``age`` are the seconds since its last heartbeat and start.
 
     :param counted: the most running jobs that are counted, of all workers; if the numbers add up to it, there are more.
     :param jobs: in a table of the app's own.

@@ -40,7 +40,7 @@ _UNSTORABLE = re.compile(
 )
 #: the same halves where the serializer doesn't escape them
 _HALF = re.compile("[\ud800-\udfff]")
-#: what may be too much for an engine, beside a long text
+#: numbers that an engine may refuse or change
 _LARGE = re.compile(r"\d{16}|\d[eE]")
 #: a string, with the colon that makes it a key; a number; a bracket
 _TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|-?\d[\d.eE+-]*|[\[\]{}]')
@@ -260,7 +260,7 @@ class Enqueue(JobOperation):
                 )
 
     def _values(self, context: BuildContext) -> dict[Any, Any]:
-        """Return what an INSERT of one row sets."""
+        """Return the columns that an INSERT of one row sets, and their values."""
         at, own = self.jobs.at(context), self.jobs.target
         payload: Any = bindparam("locks_payload", type_=at.payload.type)
         if isinstance(at.payload.type, JSON):
@@ -296,11 +296,11 @@ def _look_up(
 
 
 def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
-    """Serialize a payload, and refuse what is no JSON, or what a server's JSON type can't keep.
+    """Serialize a payload; refuse one that is no JSON, or that the JSON type of some server can't keep.
 
-    :raises ValueError: for NaN and the infinities, NUL, half of a surrogate pair, and what one of the engines refuses
-        or changes: a number of more than 64 bits, more than 31 levels, a key of more than 65,535 bytes.
-    :raises TypeError: for what the engine's serializer doesn't know.
+    :raises ValueError: for NaN and the infinities, NUL, half of a surrogate pair; and because one of the engines
+        refuses or changes it, for a number of more than 64 bits, more than 31 levels, a key of more than 65,535 bytes.
+    :raises TypeError: for a value that the engine's serializer doesn't know.
     """
     try:
         text = serialize(payload)
@@ -308,7 +308,7 @@ def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
         if not isinstance(text, str):
             return text
         if "NaN" in text or "Infinity" in text:
-            # it may be in a string, which json.dumps can tell; what only the engine's serializer knows becomes null
+            # json.dumps ignores these words inside a string; a value that only the engine's serializer knows is null
             json.dumps(payload, allow_nan=False, skipkeys=True, default=lambda _: None)
     except RecursionError as error:
         raise _too_deep() from error

@@ -102,8 +102,8 @@ class CaptureJobs(JobCapture):
 class FetchJobs(CaptureJobs):
     """Captures jobs for a worker, and returns undecoded rows. An attempt counts when its handler begins."""
 
-    # rather than to search further: MariaDB keeps the rows that a search passes, other workers' jobs, locked until its
-    # transaction ends
+    # Another search would lock more jobs of other workers: MariaDB keeps all rows that a search passes locked until the
+    # transaction ends.
     fewer = True
 
     def build_spec(self, context: BuildContext) -> CaptureSpec:

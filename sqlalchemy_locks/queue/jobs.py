@@ -139,7 +139,7 @@ class Jobs:
             )
 
     def free_key(self, at: RoleColumns) -> dict[Any, Any]:
-        """Return what an UPDATE sets to free the unique key of a job that no longer waits."""
+        """Return the column that an UPDATE sets to free the unique key of a job that no longer waits."""
         return {at.unique_key: null()} if UNIQUE_KEY in at else {}
 
     def at(self, context: BuildContext) -> RoleColumns:
@@ -347,5 +347,5 @@ def _id_and_claim(job: Any) -> tuple[Any, int] | None:
         )
     if proof is not None:
         return proof[0], proof[1]
-    row: Any = job  # Any, whatever was excluded above
+    row: Any = job
     return (row.internal_id, row.claim) if hasattr(row, "internal_id") and hasattr(row, "claim") else None

@@ -16,7 +16,7 @@ from sqlalchemy_locks.sql.tables import ExternalId, exact_name
 
 
 class _JSONB(JSONB):
-    """JSONB whose repr a revision can contain. Alembic copies ``Text()`` from JSONB's own repr without importing it."""
+    """JSONB whose repr a revision can contain: on other engines Alembic copies JSONB's ``Text()`` without an import."""
 
     __module__ = JSONB.__module__
 

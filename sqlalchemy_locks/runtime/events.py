@@ -26,7 +26,7 @@ _LEVELS = {"lost": logging.WARNING, "retried": logging.WARNING, "swept": logging
 class Observed(EventTarget):
     """The target of listeners: ``Locks``, and ``AsyncLocks`` through it."""
 
-    #: the owner that is stored with what is acquired
+    #: the owner that is stored with permits and mutexes
     owner: str
     #: whether every event is logged; frequent events are emitted only then, or if they have listeners
     _is_logged = staticmethod(partial(log.isEnabledFor, logging.DEBUG))
@@ -117,4 +117,4 @@ class LockEvents(event.Events[Observed]):
         """A sweep has released ``count`` requests that their holders will not release."""
 
     def acted(self, event: LockEvent) -> None:
-        """A visitor of the dashboard, the ``owner``, has done what ``kind`` says, e.g. ``dashboard.resize``."""
+        """A visitor of the dashboard, the ``owner``, has executed the action ``kind``, e.g. ``dashboard.resize``."""

@@ -78,7 +78,7 @@ def scope_of(engine: Engine) -> str:
 
 
 def held_by(kind: str, owner: tuple[Any, ...]) -> list[HeldEntry]:
-    """Return what an owner holds in blocks of a kind."""
+    """Return the open entries of an owner for blocks of a kind."""
     entries = []
     for ref in _entries.get():
         entry = ref()
@@ -103,7 +103,7 @@ def refuse_write(engine: Engine) -> None:
 
 
 def enter(kind: str, owner: tuple[Any, ...], held: Mapping[Any, int]) -> HeldEntry:
-    """Record what an owner holds from now on. :param held: how often, by key."""
+    """Record the keys or semaphores that an owner holds from now on. :param held: how often, by key."""
     open_refs = []
     for ref in _entries.get():
         other = ref()

@@ -181,7 +181,7 @@ class Renewer(Protocol):
     """Renews leases in the database; each method is called by one thread or task at a time."""
 
     def renew_batch(self, grants: list[Grant]) -> Collection[str]:
-        """Return the tokens of those that were renewed; the others are locked, or not held."""
+        """Return the tokens of the grants that were renewed; the others are locked, or not held."""
         ...
 
     def renew_alone(self, grant: Grant, ttl: float) -> bool:
@@ -240,7 +240,7 @@ class RenewalSchedule:
         skipped = [lease for lease in self._all() if lease.skipped]
         if not skipped:
             return False
-        # one whose row stayed locked is due later than those that were not tried yet
+        # a lease whose row stayed locked is due later than leases that were not tried yet
         lease = min(skipped, key=lambda lease: lease.due)
         try:
             self._renew_alone(lease)
@@ -491,7 +491,7 @@ class LeaseTimers:
 
     @property
     def thread(self) -> RenewalThread:
-        """The thread of this process; a forked one doesn't renew what its parent holds."""
+        """The thread of this process; a forked process doesn't renew the leases of its parent."""
         if self._thread.process != os.getpid():
             self._thread = RenewalThread(self._renewer())
         return self._thread

@@ -33,7 +33,7 @@ from sqlalchemy_locks.workers.state import LONGEST_ERROR_PAUSE, WorkerState
 AsyncHandler = Callable[[Any], Awaitable[object]]
 
 
-#: the workers that run; a signal stops those of its loop, which has one handler of each signal
+#: the workers that run: a loop has one handler of each signal, which stops all workers of the loop
 _running: set[AsyncWorker] = set()
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 #: the signal handlers from before the first worker of a loop; restored when its last worker ends
@@ -92,7 +92,7 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
                 finally:
                     self._stop = StopRequest()
         finally:
-            self._make_events()  # those of this run belong to its event loop
+            self._make_events()  # the events of this run belong to its event loop
             self._is_running.release()
 
     def stop(self) -> None:

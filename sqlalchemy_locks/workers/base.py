@@ -73,7 +73,7 @@ class BaseWorker(ObservedWorker, Generic[H, B]):
         )
         self._stop = StopRequest()
         self._is_running = threading.Lock()
-        #: of the current run, or of the last one
+        #: the state of the current run, or of the last one
         self._state: WorkerState | None = None
         self._make_events()
 

@@ -108,12 +108,12 @@ class WorkerDatabase:
         return_to_pool(connect(self.config.engine, self._connect))
 
     def abort(self) -> None:
-        """Let the operation that is under way fail, in whatever thread or task."""
+        """Make the operation that is under way fail, in any thread or task."""
         if (connection := self._connection) is not None:
             abort(connection)
 
     def states(self, pairs: Sequence[tuple[Any, int]]) -> dict[tuple[Any, int], str]:
-        """Return the states of those jobs, given as pairs, that are still this worker's, or ended under its claim."""
+        """Return the states of the jobs, given as pairs, that are still this worker's, or ended under its claim."""
         rows = self.perform(self.config.queue._claimed(pairs)) if pairs else ()
         return {(id_, claim): state for id_, claim, state in rows}
 
