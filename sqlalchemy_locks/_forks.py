@@ -1,4 +1,4 @@
-"""Forks: a child never shares a connection with its parent: on one connection two processes would hold one lock."""
+"""Forks: a child never shares a connection with its parent, because both processes would hold its locks."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from weakref import WeakSet
 from sqlalchemy import Engine
 from sqlalchemy.pool import Pool, SingletonThreadPool, StaticPool
 
-#: engines that a forked process must not share connections of
+#: the engines whose connections a forked process must not share
 _engines: WeakSet[Engine] = WeakSet()
-#: The pools of parents, never closed: that would end the parent's sockets, make its event loop forget them, or, on
+#: The pools of parent processes. Closing them would end the parent's sockets, make its event loop forget them, or, on
 #: SQLite, delete a journal.
 _inherited: list[Pool] = []
 
@@ -30,7 +30,7 @@ def replace_pool_in_forks(engine: Engine) -> None:
 
 def replace_pool(engine: Engine) -> None:
     """Replace the pool of an engine in a forked process; the parent's connections stay open."""
-    # a database in memory is on the one connection that such a pool has
+    # a database in memory exists on the only connection of such a pool
     if not shares_one_connection(engine.pool):
         _inherited.append(engine.pool)
         engine.dispose(close=False)

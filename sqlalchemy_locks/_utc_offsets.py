@@ -3,8 +3,8 @@
 ``conditional/windows.py`` and ``redis/timeout.py`` apply them: they compute the windows.
 
 Servers differ in the zones they know (MySQL's tables are often empty, SQLite has none), so the offsets come from
-Python's ``zoneinfo``, and the instant that they are applied to from the server. The app's clock only chooses which
-two changes of the offset are the nearest: it may be months wrong before that matters.
+Python's ``zoneinfo``. The server's clock gives the instant that they are applied to. The app's clock only chooses the
+two nearest changes of the offset: an error of months is harmless.
 """
 
 from __future__ import annotations

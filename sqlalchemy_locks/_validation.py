@@ -1,4 +1,4 @@
-"""Validation of what callers pass: names that are stored, numbers, durations. Each is checked once, before any SQL."""
+"""Validation of callers' arguments: names that are stored, numbers, durations. Each is checked once, before any SQL."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, overload
 MAX_NAME_LENGTH = 255
 #: a hundred years: every engine can add it to a timestamp, and no lock lasts longer
 MAX_SECONDS = 100 * 365.25 * 86400
-#: of a timeout, in seconds: a new one counts from 1970, and must be due
+#: the longest period of a ``Timeout``, in seconds: a new row counts from 1970, and must be due
 LONGEST_PERIOD = 50 * 365.25 * 86400
-#: what a plain function may return, and whose code has yet to run
+#: results of a plain function whose own code has yet to run
 UNFINISHED = Awaitable, Generator, AsyncGenerator
 
 
@@ -88,7 +88,7 @@ def seconds(value: float | timedelta, name: str, *, zero: bool = True) -> float:
 
 
 def bounded_seconds(value: float | timedelta, name: str, *, zero: bool = True) -> float:
-    """As :func:`seconds`, for what a server adds to its clock or a thread sleeps.
+    """As :func:`seconds`, for a duration that a server adds to its clock, or that a thread sleeps.
 
     :raises ValueError: for more than ``MAX_SECONDS``, too.
     """
@@ -120,7 +120,7 @@ def period_seconds(value: float | timedelta, name: str) -> int:
 
 
 def seconds_since_1970(instant: object) -> int:
-    """Return what the caller's clock has returned, in whole seconds since 1970.
+    """Return the instant that the caller's clock has returned, in whole seconds since 1970.
 
     :raises TypeError: unless it is a number or a ``datetime``. :raises ValueError: for one without a zone, or NaN.
     """
@@ -147,7 +147,7 @@ def format_duration(seconds: float | None) -> str:
 
 
 def is_unfinished(result: Any, kinds: tuple[type[Any], ...]) -> bool:
-    """Whether code of a result has yet to run, which is of one of these kinds; a coroutine is then closed."""
+    """Return whether a result is of one of these kinds, so that its code has yet to run. A coroutine is closed."""
     if not isinstance(result, kinds):
         return False
     if inspect.iscoroutine(result):
@@ -156,7 +156,7 @@ def is_unfinished(result: Any, kinds: tuple[type[Any], ...]) -> bool:
 
 
 def is_coroutine_function(function: Any) -> bool:
-    """Whether a call of it returns a coroutine; also for a ``partial``, and for an object with ``__call__``."""
+    """Return whether a call returns a coroutine; the function may be a ``partial`` or an object with ``__call__``."""
     while isinstance(function, partial):
         function = function.func
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

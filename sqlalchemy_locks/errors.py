@@ -53,7 +53,8 @@ class LockTimeout(LockError):
 class PoolTimeout(LockTimeout):
     """No connection of the engine's pool was free within the pool's own ``pool_timeout``.
 
-    ``timeout=`` doesn't shorten that. Whether the lock is free isn't known. SQLAlchemy's ``TimeoutError`` is its cause.
+    ``timeout=`` doesn't shorten this wait. Whether the lock is free is unknown. ``__cause__`` is SQLAlchemy's
+    ``TimeoutError``.
 
     >>> try:
     ...     with locks.exclusive("report", timeout=5):
@@ -66,7 +67,7 @@ class PoolTimeout(LockTimeout):
 class LockLost(LockError):
     """The lock is no longer held: its connection died, its lease ran out, or its transaction was ended early.
 
-    In a cluster, another node was the first to commit. What was done in the transaction isn't committed.
+    In a cluster, it also means that another node was the first to commit. The transaction's changes aren't committed.
 
     >>> try:
     ...     with locks.lease("report", ttl=60) as grant:
@@ -79,10 +80,10 @@ class LockLost(LockError):
 class OutcomeUnknown(LockLost):
     """The connection died after a statement was sent and before its reply arrived: it was executed, or it was not.
 
-    Or a node of a cluster has lost its majority during COMMIT: the other nodes may have what was done, or not.
+    Or a node of a cluster has lost its majority during COMMIT: the other nodes have the changes, or they don't.
 
-    Check before you repeat it. ``except LockLost`` catches this error, too: where it matters whether something was
-    written, catch this one first.
+    Check before you repeat the work. ``except LockLost`` catches this error, too: where it matters whether something
+    was written, catch ``OutcomeUnknown`` first.
 
     >>> try:
     ...     locks.mutex.acquire("task_a")
@@ -95,8 +96,8 @@ class OutcomeUnknown(LockLost):
 class RequestOver(LockLost):
     """The grant of this ``external_id`` has ended, and it is not granted again: use another one.
 
-    Only a block is granted an id again: after the block before it raised, or its time ran out before its release. For
-    such an id, pass the grant to ``release``, ``renew`` and ``guarded``, never the id.
+    Only a block can be granted the same id again: when the block before it raised, or when its time ran out before its
+    release. For such an id, pass the grant to ``release``, ``renew`` and ``guarded``, never the id.
 
     ``state`` is how it ended: ``RELEASED``, or ``EXPIRED``.
 
@@ -115,7 +116,7 @@ class RequestOver(LockLost):
 
 
 class RequestHeld(LockError):
-    """This ``external_id`` is held by another caller: a block lets one caller with an id in at a time.
+    """This ``external_id`` is held by another caller: only one caller with the same id can be in a block at a time.
 
     >>> with locks.semaphore("backup-slots", external_id="job-1"):
     ...     try:
@@ -141,11 +142,13 @@ class ReentryError(LockError):
 class MustRollback(LockError):
     """This transaction can't go on, or has been rolled back by the server: roll it back, and run it again.
 
-    On SQLite it has read, and can't become a writer: ``sqlalchemy_locks.sqlite.begin_immediate(engine)`` makes every
-    transaction one from its start. On MySQL and MariaDB the server has rolled it back, and released every lock that it
-    held: for a deadlock, a full lock table, or a conflict with another node of a cluster; on MariaDB with
-    ``innodb_snapshot_isolation=ON``, above READ COMMITTED, for a row that is newer than its snapshot: lock before you
-    read. Until you roll back, every further operation in it raises this error.
+    On SQLite the transaction has read, and can't become a writer any more:
+    ``sqlalchemy_locks.sqlite.begin_immediate(engine)`` makes every transaction a writer from its start.
+
+    On MySQL and MariaDB the server has rolled the transaction back, and released every lock that it held. The cause is
+    a deadlock, a full lock table, or a conflict with another node of a cluster. On MariaDB with
+    ``innodb_snapshot_isolation=ON``, above READ COMMITTED, the cause may also be a row that is newer than the snapshot:
+    lock before you read. Until you roll back, every further operation in the transaction raises this error.
 
     >>> try:
     ...     session.execute(sl.lock.exclusive("report"))
@@ -226,7 +229,7 @@ class StaleToken(LockError):
 
 
 class Unsupported(LockError):
-    """This engine, or this way of executing the operation, doesn't support it; the message says what does.
+    """The engine doesn't support the operation, or not this way of executing it; the message names another way.
 
     >>> try:
     ...     locks.run(sl.lock.exclusive("report"))
@@ -248,7 +251,7 @@ class NotWritable(Unsupported):
 
 
 class StaleSnapshot(Unsupported):
-    """The transaction's snapshot is older than the lock, so what the holder then reads may be stale.
+    """The transaction's snapshot is older than the lock, so the holder could read stale data.
 
     >>> with engine.connect() as connection:
     ...     try:
@@ -289,7 +292,7 @@ class Retry(Exception):
 
 
 class Discard(Exception):
-    """Raised by a handler of a worker: the job is dead immediately, whatever attempts it has left.
+    """Raised by a handler of a worker: the job is dead immediately, even if it has attempts left.
 
     :param reason: what is stored as the job's error.
 

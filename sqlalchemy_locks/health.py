@@ -1,6 +1,6 @@
 """Check whether locks work in a database: the server, its settings, and what is installed, one sentence each.
 
-It only reads. A problem in the set-up is found here instead of by the first lock that is refused.
+The check only reads. It finds a problem in the set-up before the first lock is refused.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _clock(connection: Connection) -> Finding:
     server = utc(connection.scalar(select(Now())))
     after = time.time()
     assert server is not None
-    # the server was asked between the two: only what lies outside is certainly a difference
+    # the server read its clock between ``before`` and ``after``: only a time outside of them is certainly a difference
     skew = max(0.0, before - server.timestamp(), server.timestamp() - after)
     if skew > SKEW:
         says = (

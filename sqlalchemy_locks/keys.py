@@ -45,9 +45,9 @@ def key(*parts: str | int) -> int:
 def queue_keys(installation: str, semaphores: Iterable[str]) -> Iterator[int]:
     """Yield the keys of the queues in which processes wait for semaphores' permits, where the server keeps them.
 
-    Each is ``key("sqlalchemy_locks.semaphore", installation, name)``, in a quarter of the time.
+    Each is ``key("sqlalchemy_locks.semaphore", installation, name)``, computed four times as fast.
 
-    :param installation: what tells the semaphores of one schema from those of another.
+    :param installation: a text that distinguishes the semaphores of one schema from those of another.
     """
     beginning = hashlib.sha256(queue_beginning(installation).encode())
     for name in semaphores:
@@ -57,7 +57,7 @@ def queue_keys(installation: str, semaphores: Iterable[str]) -> Iterator[int]:
 
 
 def queue_beginning(installation: str) -> str:
-    """Return what is hashed before a semaphore's name."""
+    """Return the text that is hashed before a semaphore's name."""
     return f"sqlalchemy_locks.semaphore\0{installation}\0"
 
 
@@ -78,4 +78,4 @@ def as_key(value: str | int) -> int:
         raise TypeError(f"a lock's key is a str or an int, not {type(value).__name__}{hint}")
     if not LOWEST <= value <= HIGHEST:
         raise ValueError(f"the key {value} does not fit into signed 64 bits; give a name, or key(...) of it")
-    return int(value)  # drivers adapt by class, and don't know that of an IntEnum
+    return int(value)  # drivers adapt a value by its class, and don't know an IntEnum

@@ -54,8 +54,8 @@ class Grant:
     #: when it ends unless it is renewed, in UTC by the server's clock; ``None``: not before it is released. The value
     #: at grant time; renewals do not update it
     expires_at: datetime | None = None
-    #: identifies this request among all, those with the same id included: a nonce, since a row's number is used again
-    #: when the transaction that inserted it was rolled back
+    #: a nonce that identifies this request, also among requests with the same id. (The number of its row would not do:
+    #: it is used again when the transaction that inserted the row was rolled back.)
     token: str | None = None
     #: the capacity of each semaphore when the permits were acquired; empty when it repeats an earlier answer
     capacities: tuple[int, ...] = field(default=(), repr=False, compare=False)
@@ -81,7 +81,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Holder:
-    """A holder, as far as the engine shows it; what it doesn't show is ``None``.
+    """A holder, as far as the engine shows it; an attribute that it doesn't show is ``None``.
 
     >>> try:
     ...     with locks.exclusive("report", timeout=5):
@@ -143,8 +143,8 @@ class KeyHolder(Holder):
     state: str | None
     #: the waiters for the key in FIFO order
     waiting: tuple[KeyWaiter, ...] = ()
-    #: ``semaphore`` or ``lease``: the key is that of the queue of waiters for the permits of ``name``, one of each
-    #: process; the first one of them holds it
+    #: ``semaphore`` or ``lease``: the key belongs to the queue for permits of ``name``. Each process has one waiter in
+    #: this queue, and the first waiter holds the key
     kind: Literal["lock", "semaphore", "lease"] = "lock"
 
     def __str__(self) -> str:
@@ -179,7 +179,7 @@ class PermitHolder(Holder):
 
 @dataclass(frozen=True)
 class JobEvent:
-    """What happened to a job of a worker, for listeners; what doesn't apply is ``None``.
+    """An event of a worker's job, for listeners; an attribute that doesn't apply is ``None``.
 
     >>> from sqlalchemy import event
     >>> @event.listens_for(worker, "completed")
@@ -202,7 +202,7 @@ class JobEvent:
     waited: float | None = None
     #: how long its handler has run, in seconds
     took: float | None = None
-    #: how many jobs: of other workers, for ``stalled``
+    #: the number of jobs; for ``stalled`` the jobs of silent workers
     count: int = 1
     error: BaseException | None = field(default=None, hash=False)
 
@@ -219,7 +219,7 @@ class JobEvent:
 
 @dataclass(frozen=True)
 class LockEvent:
-    """What happened to a lock, for listeners; what doesn't apply is ``None``.
+    """An event of a lock, for listeners; an attribute that doesn't apply is ``None``.
 
     >>> from sqlalchemy import event
     >>> @event.listens_for(locks, "acquired")

@@ -1,6 +1,7 @@
-"""One module per engine: what it can do, its errors, its driver, and how it compiles this library's SQL elements.
+"""One module per engine: its capabilities, its errors, its driver, and its compilers of this library's SQL elements.
 
-A new engine is a module here and what ARCHITECTURE.md lists. ``base.py`` says where else drivers' objects are touched.
+A new engine is a module here, and the changes that ARCHITECTURE.md lists. ``base.py`` lists the other modules that
+touch drivers' objects.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _BACKENDS: dict[str, Backend] = {
 def backend_for(dialect: Dialect, server: Server | None = None) -> Backend:
     """Return the backend for a dialect.
 
-    :param server: what its server has told; without it a URL of PostgreSQL is not known to lead to YugabyteDB, nor one
-        of MySQL to MariaDB before the dialect has connected.
+    :param server: the answers of its server. Without them, nothing tells that a URL of PostgreSQL leads to YugabyteDB,
+        or, before the dialect has connected, that a URL of MySQL leads to MariaDB.
     :raises Unsupported: for an engine that this library doesn't support.
     """
     if server is not None and server.yugabytedb is not None:

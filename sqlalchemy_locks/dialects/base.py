@@ -1,4 +1,4 @@
-"""Backend: what differs between engines, as flags and methods. One instance per engine, in the module of its name.
+"""Backend: the differences between engines, as flags and methods. One instance per engine, in the module of its name.
 
 Code outside this package asks a backend what it can do, and never for the name of a dialect, except for column types,
 indexes and hints (``sql/``, ``queue/mixin.py``). ARCHITECTURE.md lists what a new engine needs.
@@ -34,20 +34,20 @@ T = TypeVar("T")
 #: the engines that share one script of a migration step
 Family = Literal["postgresql", "mysql", "sqlite"]
 
-#: What an error of the driver means: a table, function or schema doesn't exist; a column doesn't; the user lacks a
-#: privilege; an INSERT of a present key; a conflict with other transactions, after which the whole transaction may
-#: succeed when it is run again; a row that is newer than the snapshot, for which the transaction was rolled back; the
-#: server lacks something for the moment, such as memory or disk space, or isn't ready.
+#: What an error of the driver means: a table, function or schema is missing; a column is missing; the user lacks a
+#: privilege; the key of an INSERT is present; a conflict with other transactions, after which the whole transaction may
+#: succeed when it is run again; a row is newer than the snapshot, so that the transaction was rolled back; the server
+#: isn't ready, or lacks memory, disk space or something else for the moment.
 Meaning = Literal["missing", "no column", "denied", "duplicate", "conflict", "newer row", "unavailable"]
-#: ``failed``: it can only be rolled back. ``closed``: the connection is.
+#: ``failed``: it can only be rolled back. ``closed``: its connection is closed.
 TransactionState = Literal["open", "ended", "failed", "closed"]
 #: raised by a driver's own time limit, such as asyncpg's command_timeout; an OSError from Python 3.11 on
 DriverTimeout = asyncio.TimeoutError
 #: sleeps for some seconds
 Sleep = Callable[[float], object]
-#: seconds after which the server disconnects a session at the head of a queue that sends nothing
+#: after how many seconds without a statement the server disconnects a session at the head of a queue
 IDLE = 10
-#: isolation levels at which a statement reads what was committed before it began
+#: isolation levels at which a statement reads all changes that were committed before it began
 COMMITTED = ("READ COMMITTED", "READ UNCOMMITTED")
 
 
@@ -57,7 +57,7 @@ class Server:
 
     #: the version of YugabyteDB, to which a URL of PostgreSQL may lead
     yugabytedb: str | None = None
-    #: why advisory locks are refused, which don't exclude every session of the database; ``None`` where they do
+    #: why advisory locks are refused: they don't exclude every session of the database; ``None`` where they do
     no_advisory_locks: str | None = None
     #: it lists the holders of row locks, or of advisory locks, and their waiters
     lists_holders: bool = True
@@ -71,24 +71,24 @@ class Server:
     autocommits_read_committed: bool = False
     #: why locks are refused without the execution option ``locks_one_node``: other nodes grant them, too
     several_nodes: str | None = None
-    #: what it is a node of, in error messages: a cluster in which several nodes accept writes, each of which grants row
-    #: locks of its own, and which lets the first of two transactions commit that have changed one row
+    #: the cluster that it is a node of, as error messages name it. Several nodes of the cluster accept writes, and each
+    #: grants row locks of its own. Of two transactions that have changed one row, only the first to commit succeeds
     cluster: str | None = None
-    #: where it has rolled a transaction back for another node's, a SAVEPOINT begins another one, without an error
+    #: when it has rolled a transaction back for another node's, a SAVEPOINT begins a new transaction, without an error
     savepoint_hides_end: bool = False
 
 
 class ServerQueues(NamedTuple):
-    """FIFO queues of waiters that a server keeps, and which a dead session leaves."""
+    """FIFO queues of waiters that a server keeps; a session that dies leaves them."""
 
-    #: the shortest wait in one, in seconds
+    #: the shortest wait in a queue, in seconds
     shortest_wait: float
-    #: SQL of the sessions in them, as ``HeldKeys`` with ``name`` and ``kind``, where that doesn't list them
+    #: the SQL that lists the sessions in the queues where ``HeldKeys`` doesn't; its columns, and ``name`` and ``kind``
     sessions: str | None = None
 
 
 class Backend:
-    """One engine: what it can do, and how.
+    """One engine: its capabilities, and its own way of each step.
 
     Flags are class attributes; methods that not every engine needs do nothing here.
     """
@@ -105,7 +105,7 @@ class Backend:
     #: a lock's key is a row of the table ``locked_keys``: a replica grants its lock, too, and PREPARE of a two-phase
     #: transaction may release it
     key_rows: ClassVar[bool] = False
-    #: an UPDATE can return what it has written (RETURNING), and an INSERT ignore rows that are present (ON CONFLICT)
+    #: an UPDATE can return its rows (RETURNING), and an INSERT can ignore rows that are present (ON CONFLICT)
     returning: ClassVar[bool] = False
     #: an index can have a condition (``CREATE INDEX ... WHERE``)
     partial_indexes: ClassVar[bool] = False
@@ -123,14 +123,14 @@ class Backend:
     server_queues: ClassVar[ServerQueues | None] = None
     #: sessions can be notified that a job was enqueued, if the server says so
     supports_listen: ClassVar[bool] = False
-    #: a function that gets its longest wait as an argument keeps to it; if ``False``, not while it waits for a row
+    #: a function never waits longer than its argument says; if ``False``, it may do so for a row
     functions_limit_waits: ClassVar[bool] = True
 
     #: the marker is a savepoint, so that ``marker_lost`` releases savepoints that were made after it
     marker_is_savepoint: ClassVar[bool] = False
 
     def translate(self, error: DBAPIError) -> LockError | None:
-        """Return this library's error for one of the driver, or ``None`` where it isn't about locks."""
+        """Return this library's error for an error of the driver, or ``None`` if that isn't about locks."""
         raise NotImplementedError
 
     def insert_unless_present(self, table: Table, key: Column[Any]) -> Insert:
@@ -141,12 +141,13 @@ class Backend:
         """Return an INSERT that, if a row with this ``key`` is present, locks that row and leaves it as it is.
 
         :param key: the columns of a unique index, whose condition, if any, is that the last one isn't NULL.
-        :param touched: in a cluster, an instant that is changed by a microsecond: a lock alone is one node's own.
+        :param touched: in a cluster, a column whose instant is changed by a microsecond: other nodes don't see a lock,
+            but they see the change.
         """
         raise NotImplementedError
 
     def meaning(self, error: DBAPIError) -> Meaning | None:
-        """Return what an error of the driver means, where this library asks for it."""
+        """Return the meaning of a driver's error, as far as this library distinguishes it."""
         raise NotImplementedError
 
     def is_conflict(self, error: DBAPIError) -> bool:
@@ -154,14 +155,14 @@ class Backend:
         return self.meaning(error) in ("conflict", "newer row")
 
     def session_ender(self, connection: Connection) -> Callable[[Connection], object]:
-        """Return what ends the connection's session from another one.
+        """Return a function that ends the session of this connection, called with another connection.
 
-        Such a session waits on for a row although its client has gone. Only called where ``key_rows``.
+        Otherwise a session would go on waiting for a row although its client has gone. Only called where ``key_rows``.
         """
         raise NotImplementedError
 
     def may_be_committed(self, error: DBAPIError) -> bool:
-        """Return whether what COMMIT was to commit may be committed, although it has failed with this error."""
+        """Return whether a COMMIT that failed with this error may have committed the transaction nevertheless."""
         return False
 
     def ends_transaction(self, error: DBAPIError, connection: Connection | None = None) -> bool:
@@ -194,14 +195,14 @@ class Backend:
         yield
 
     def ask_server(self, connection: Connection) -> Server:
-        """Ask the server, once per engine of the app, for what decides how operations are executed.
+        """Ask the server, once per engine of the app, for the facts that decide how operations are executed.
 
         :raises Unsupported: for a server that breaks a guarantee, with the setting to change, or what to use instead.
         """
         return Server()
 
     def writable(self, connection: Connection) -> bool:
-        """Return whether the server still accepts writes, where it can stop to without ending connections."""
+        """Return whether the server still accepts writes: some can become read-only and keep their connections."""
         return True
 
     def committing(self, connection: Connection, wait: float | None) -> contextlib.AbstractContextManager[None]:
@@ -217,7 +218,7 @@ class Backend:
         raise NotImplementedError
 
     def transaction_begun(self, connection: Connection) -> bool:
-        """Return whether the statement just executed was in a transaction; asks the driver, where only that knows."""
+        """Return whether the statement just executed was in a transaction; where only the driver knows, ask it."""
         return True
 
     def require_time_zone(self, what: str, columns: Iterable[Column[Any]]) -> None:
@@ -239,25 +240,25 @@ class Backend:
         raise NotImplementedError
 
     def begin_before_write(self, connection: Connection, wait: float | None) -> None:
-        """Begin, as SQLAlchemy would by itself at the first statement; called only with ``single_writer``.
+        """Begin, as SQLAlchemy would do it before the first statement; called only with ``single_writer``.
 
-        :param wait: how long that may wait, in seconds; by default as long as the app's own settings say.
+        :param wait: the longest wait for BEGIN, in seconds; by default the app's own settings decide.
         """
         raise NotImplementedError
 
     def take_write_lock(self, connection: Connection, take: Callable[[], T]) -> T:
-        """Run what may be the first statement of its transaction to write; called only with ``single_writer``.
+        """Run a statement that may be the first write of its transaction; called only with ``single_writer``.
 
-        :param take: raises when the write lock isn't free, and has done nothing then.
+        :param take: executes the statement; raises, and changes nothing, when the write lock isn't free.
         """
         raise NotImplementedError
 
     def allows_autocommit(self, connection: Connection, server: Server, level: str | None) -> bool:
         """Return whether one statement may be executed by :meth:`autocommitted` on this connection.
 
-        Not where the app does something at BEGIN, nor where statements in autocommit have another isolation level.
+        ``False`` if the app does something at BEGIN, or if statements in autocommit have another isolation level.
 
-        :param level: at which its transactions begin, as far as SQLAlchemy knows.
+        :param level: the level at which its transactions begin, as far as SQLAlchemy knows.
         """
         return False
 
@@ -296,12 +297,12 @@ class Backend:
         that sends nothing for ``IDLE`` seconds, so that a process that is stopped doesn't block the others.
 
         :param seconds: the longest wait.
-        :return: whether the head was reached, where no error says so.
+        :return: whether the head was reached; some engines raise an error if it wasn't.
         """
         raise NotImplementedError
 
     def leave_queue(self, connection: Connection, key: int) -> None:
-        """Leave the head of the queue of a key, where the end of the transaction doesn't do that."""
+        """Leave the head of the queue of a key, unless the end of the transaction does that."""
 
     def queue_is_free(self, connection: Connection, key: int) -> bool:
         """Return whether the queue of a key is empty; not called where ``schemas``."""
@@ -320,7 +321,7 @@ def not_writable(engine: str) -> NotWritable:
 
 
 def sleep_for(dialect: Dialect) -> Sleep:
-    """Return what sleeps for some seconds: the thread, or, under an async driver, the task."""
+    """Return the function by which the thread, or under an async driver the task, sleeps for some seconds."""
     if dialect.is_async:
         return lambda seconds: await_only(asyncio.sleep(seconds))
     return time.sleep

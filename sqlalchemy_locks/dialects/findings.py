@@ -1,4 +1,4 @@
-"""Findings: what a server's version and settings mean to locks, for administrators. Each backend yields its own.
+"""Findings for administrators: effects of a server's version and settings on locks. Each backend yields its own.
 
 Only SELECTs are executed.
 """
@@ -27,7 +27,7 @@ class Finding:
 
 
 def idle_finding(period: str, setting: str) -> Finding:
-    """Warn of transactions that nothing ends while their process is stopped. :param setting: that would."""
+    """Warn of transactions that nothing ends while their process is stopped, unless ``setting`` is set."""
     says = (
         f"a process that is stopped inside a transaction keeps its locks {period}: limit that by {setting}, for the "
         "role or the connections of the app"

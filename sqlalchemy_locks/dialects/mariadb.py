@@ -21,7 +21,7 @@ class MariaDB(MySQL):
     statement_limit = "max_statement_time"
     idle_limit = "idle_transaction_timeout"
     shortest_row_wait = 0
-    # no table lists these locks: the server tells who has one, and the statements of others which one they wait for
+    # No table lists these locks. IS_USED_LOCK tells the holder of one, and the text of a statement what it waits for.
     server_queues = ServerQueues(
         1,
         f"SELECT queue.*, CAST({KEY} AS SIGNED) AS `key`, 'exclusive' AS mode, session.id AS session, NULL AS owner,"
@@ -70,7 +70,7 @@ def _held_keys(element: HeldKeys, compiler: Any, **kw: Any) -> str:
         " AND other.trx_id <> 0"
         " WHERE wait.requested_lock_id = held.lock_id) AS waits_for"
         " FROM information_schema.innodb_locks AS held"
-        # all transactions that have only shared locks have the id 0: a granted one can't be told from the others
+        # every transaction with only shared locks has the id 0, so the holder of a granted one can't be identified
         " LEFT JOIN information_schema.innodb_trx AS trx ON trx.trx_id = held.lock_trx_id"
         " AND (trx.trx_id <> 0 OR trx.trx_requested_lock_id = held.lock_id)"
         " LEFT JOIN information_schema.processlist AS session ON session.id = trx.trx_mysql_thread_id"

@@ -1,4 +1,4 @@
-"""The lock of migrations, as each family of engines has it without a table.
+"""The lock of migrations for each family of engines, made without a table.
 
 Nothing here waits: a session that waited inside the server would have a snapshot, for which ``CREATE INDEX
 CONCURRENTLY`` waits.
@@ -42,7 +42,7 @@ class MigrationLock(Protocol):
         ...
 
     def is_held(self) -> bool:
-        """Ask the server, which also keeps the connection from being idle."""
+        """Return whether the lock is held, by asking the server: so the connection isn't idle either."""
         ...
 
     def holder(self) -> str | None:
@@ -53,7 +53,7 @@ class MigrationLock(Protocol):
 
 
 def in_memory(engine: Engine) -> bool:
-    """Return whether a pool has the only connection to a database, which is one process's own."""
+    """Return whether the database is in memory, so that it belongs to one process, and to one connection."""
     return (
         engine.dialect.name == "sqlite"
         and shares_one_connection(engine.pool)
@@ -62,9 +62,9 @@ def in_memory(engine: Engine) -> bool:
 
 
 def migration_lock_on(connection: Connection, name: str) -> MigrationLock | None:
-    """Return the lock that an engine has; ``None`` where a database belongs to one process.
+    """Return the lock of an engine; ``None`` where a database belongs to one process.
 
-    :raises Unsupported: where none is seen by all processes.
+    :raises Unsupported: where no lock excludes all other processes.
     """
     backend = backend_for(connection.dialect)
     server = backend.ask_server(connection)
@@ -83,7 +83,7 @@ def migration_lock_on(connection: Connection, name: str) -> MigrationLock | None
 
 
 class _AdvisoryLock:
-    """Of a transaction that is left open, so that a pooler keeps its server connection."""
+    """An advisory lock of a transaction that stays open, so that a pooler keeps its server connection."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         # whatever the role's default is: at a higher level the transaction would have a snapshot
@@ -106,8 +106,8 @@ class _AdvisoryLock:
         return False
 
     def is_held(self) -> bool:
-        # The lock ends with the transaction, and one that has failed answers with an error. With asyncpg a SELECT
-        # would keep its snapshot until the next statement; this command has none.
+        # The lock ends with the transaction; a transaction that has failed answers with an error. SET takes no
+        # snapshot, but a SELECT does, and with asyncpg the snapshot lasts until the next statement.
         self._connection.exec_driver_sql("SET LOCAL idle_in_transaction_session_timeout = 0")
         return self._connection.in_transaction()
 
@@ -129,7 +129,7 @@ class _AdvisoryLock:
 
 
 class _NamedLock:
-    """``GET_LOCK``, whose names are the server's: this one has the database in it."""
+    """A lock by ``GET_LOCK``. All databases of a server share its names, so this name contains the database's."""
 
     def __init__(self, connection: Connection, name: str) -> None:
         self._connection = connection.execution_options(isolation_level="AUTOCOMMIT")
@@ -157,7 +157,7 @@ class _NamedLock:
 
 
 class _FileLock:
-    """An exclusive transaction on a second file, which ends with its process; the database's own would block it."""
+    """An exclusive transaction on a second file; it ends with its process. On the database it would block the DDL."""
 
     asynchronous = False
 
@@ -171,7 +171,7 @@ class _FileLock:
 
     @classmethod
     def beside(cls, connection: Connection, name: str) -> _FileLock | None:
-        """Return the lock of a database, unless that is in memory."""
+        """Return the lock of a database; ``None`` if the database is in memory."""
         path = connection.exec_driver_sql("PRAGMA database_list").all()[0][2]
         connection.close()
         return cls(path, name) if path else None

@@ -31,7 +31,7 @@ from sqlalchemy_locks.sql import clock, elements
 _MARKER = "sqlalchemy_locks"
 _GROUP = "Group Replication with several primaries"
 _TOUCH = "INTERVAL 1 MICROSECOND"
-# the variable is a stack of the settings before, so that a longest wait may be set inside another
+# the variable is a stack of the previous settings, so that one limit of waits can be set inside another
 _WAIT = text(
     "SET @sqlalchemy_locks_wait = CONCAT_WS(',', @@session.innodb_lock_wait_timeout, @sqlalchemy_locks_wait), "
     "SESSION innodb_lock_wait_timeout = :wait"
@@ -99,7 +99,8 @@ _SETTINGS = (
 )
 #: seconds for which an app's transaction is hardly ever idle
 _LONG_IDLE = 600
-#: A number, or from MariaDB 12 on a text; with the second setting alone, InnoDB grants a row's lock to two sessions.
+#: read_only is a number, or from MariaDB 12 on a text. With innodb_read_only alone, InnoDB grants a row's lock to two
+#: sessions.
 _WRITABLE = "CAST(@@global.read_only AS CHAR) IN ('0', 'OFF') AND @@global.innodb_read_only = 0"
 _IN_TRANSACTION = 1  # SERVER_STATUS_IN_TRANS
 _TABLE_READ_ONLY = "errno: 165"
@@ -120,8 +121,8 @@ _MEANINGS: dict[Any, Meaning] = {
 }
 
 
-#: disk, memory, connections, threads or tables are exhausted; the server starts, stops, or isn't ready; a node of a
-#: cluster is
+#: error codes: disk, memory, connections, threads or tables are exhausted; the server, or a node of a cluster, starts,
+#: stops or isn't ready
 _UNAVAILABLE = {
     *(0, 3, 1015, 1021, 1026, 1028, 1030, 1037, 1038, 1040, 1041, 1047, 1053, 1105, 1114, 1135, 1181, 1203),
     *(1226, 1412, 1615, 1637, 1878, 1927, 3100, 3168, 3169, 4031),
@@ -144,13 +145,14 @@ _VITESS = (
     "commits are not one: keep the tables of the locks in a keyspace without shards"
 )
 
-#: errors with which the server has ended the whole transaction: another one begins with the next statement
+#: after these errors the server has ended the whole transaction: the next statement begins another one
 _ENDED = (1020, 1206, 1213, 3101)
-#: these have, too, if they were caused by the storage engine's "deadlock" or "no savepoint with that name": another
+#: the same after these errors, if the storage engine's "deadlock" or "no savepoint with that name" caused them: another
 #: node of a cluster was the first to commit
 _CAUSED = {1030: "error 153", 1180: "error 149"}
-#: The server has lost the majority of its cluster, or ends: what was sent to the other nodes may be committed by them.
-#: (Seen on both clusters with two nodes of three stopped: all, or the majority, had what 1180 and 3100 had denied.)
+#: The server has lost the majority of its cluster, or is ending: the other nodes may commit the changes that it has
+#: sent. (Seen on both kinds of clusters with two of three nodes stopped: after 1180 and 3100 all nodes, or the
+#: majority, had the changes.)
 _UNSURE = {1047, 1053, 1180, 1317, 1927, 3100}
 
 
@@ -219,7 +221,7 @@ class MySQL(Backend):
         code = _errno(error)
         if code in _CAUSED and self.ends_transaction(error):
             return "conflict"
-        # a client's codes are of its connection, and a proxy's (ProxySQL, from 9000 on) of that to the server
+        # 2000 to 2999 are the client's codes, from 9000 on a proxy's (ProxySQL): both are about a connection
         if not isinstance(code, int) or code in _UNAVAILABLE or 2000 <= code < 3000 or code >= 9000:
             return "unavailable"
         if code == 1305 and "SAVEPOINT" not in str(error.orig):
@@ -236,7 +238,7 @@ class MySQL(Backend):
                 "the locks acquired before it: set it to OFF"
             )
         cluster = "a Galera cluster" if variables.get("wsrep_on") == "ON" else None
-        # of a member that has left its group, too, which comes back by itself
+        # also for a member that has left its group: it comes back by itself
         single = variables.get("group_replication_single_primary_mode")
         if cluster is None and single == "OFF" and variables["group_replication_group_name"]:
             cluster = _GROUP
@@ -310,7 +312,7 @@ class MySQL(Backend):
         if connection.in_transaction():
             connection.rollback()  # a listener of the app's has read something
         if self.autocommit(connection):
-            # until it returns to the pool, which restores autocommit, and no level of the session
+            # off until the connection returns; at the default level, since the pool restores autocommit, but no level
             set_level(connection, connection.default_isolation_level)
         transaction = self._begin_read_committed(connection) or self._begin_read_committed(connection)
         if transaction is None:
@@ -323,7 +325,7 @@ class MySQL(Backend):
         return transaction
 
     def _begin_read_committed(self, connection: Connection) -> RootTransaction | None:
-        """Begin; ``None`` where the app's connect or checkout listener had left a transaction open, which is ended."""
+        """Begin. Where a connect or checkout listener of the app has left a transaction open, end it: ``None``."""
         transaction = connection.begin()
         try:
             # for this transaction only: the session's own level stays as it is
@@ -339,8 +341,8 @@ class MySQL(Backend):
         connection.exec_driver_sql(f"SAVEPOINT {_MARKER}")
 
     def marker_lost(self, connection: Connection) -> bool:
-        # A deadlock rolls the whole transaction back, and a DDL statement commits it; code that ignores the error
-        # continues in another transaction, without the lock. The savepoint then no longer exists.
+        # The savepoint is gone when a deadlock has rolled the whole transaction back, or a DDL statement has committed
+        # it. Code that ignores the error, or executes DDL, continues in another transaction, without the lock.
         try:
             connection.exec_driver_sql(f"RELEASE SAVEPOINT {_MARKER}")
         except DBAPIError as error:
@@ -364,7 +366,7 @@ class MySQL(Backend):
         number = _session_number(connection)
 
         def end(side: Connection) -> None:
-            # a proxy has numbers of its own, and one of these may be another session's
+            # a proxy tells its clients numbers of its own, which on the server may be other sessions'
             if side.exec_driver_sql("SELECT CONNECTION_ID()").scalar() == _session_number(side):
                 side.exec_driver_sql(f"KILL {number}")
 
@@ -374,8 +376,8 @@ class MySQL(Backend):
         database, role = caller.exec_driver_sql("SELECT DATABASE(), CURRENT_ROLE()").one()
         if role not in (None, "NONE"):
             connection.exec_driver_sql(f"SET ROLE {self.role_name(role)}".replace("%", "%%"))
-        # the longest wait for the table, too: an ALTER that waits for the caller's transaction blocks this connection,
-        # and the server doesn't detect that deadlock
+        # lock_wait_timeout limits the wait for the table: an ALTER that waits for the caller's transaction blocks this
+        # connection, and the server doesn't detect that deadlock
         connection.exec_driver_sql(
             f"SET SESSION autocommit = 1, {self.level_setting} = 'READ-COMMITTED', lock_wait_timeout = 1,"
             f" innodb_lock_wait_timeout = {max(row_wait, self.shortest_row_wait)}"
@@ -383,7 +385,7 @@ class MySQL(Backend):
         return None if database is None else str(database)
 
     def role_name(self, role: str) -> str:
-        """Return the SQL of what CURRENT_ROLE() has returned, which may be several roles."""
+        """Return the SQL of a value of CURRENT_ROLE(), which may be several roles."""
         return role
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
@@ -469,8 +471,9 @@ def _now_after_wait(element: clock.NowAfterWait, compiler: Any, **kw: Any) -> st
 def _ticks(compiler: Any) -> str:
     """Return the SQL of tenths of a microsecond since 15 October 1582: the 60 time bits of a version 1 UUID.
 
-    No other clock of these servers is read when it is evaluated, after a wait, and independent of time zones:
-    UTC_TIMESTAMP is the statement's start, and SYSDATE is in the session's zone, where an hour of autumn comes twice.
+    These servers have no other clock that is read when the expression is evaluated, such as after a wait, and that is
+    independent of time zones. UTC_TIMESTAMP is the statement's start. SYSDATE is in the session's zone, where an hour
+    in autumn comes twice.
     """
     if compiler.dialect.is_mariadb:
         # CHAR(92) is a backslash, whatever the sql_mode makes of one in a string

@@ -51,7 +51,7 @@ _SERVER = text(
     "SELECT version() AS version, pg_backend_pid() AS pid, current_setting('transaction_isolation') AS level, "
     "current_setting('default_transaction_isolation') AS default_level, current_setting('DateStyle') AS date_style, "
     "current_setting('server_version') AS server_version, "
-    # those of YugabyteDB
+    # settings of YugabyteDB
     "coalesce(current_setting('yb_enable_advisory_locks', true), 'off') = 'on' AND coalesce("
     "current_setting('yb_silence_advisory_locks_not_supported_error', true), 'off') = 'off' AS advisory_locks, "
     "coalesce(current_setting('yb_enable_listen_notify', true), 'off') = 'on' AS notifies, "
@@ -86,7 +86,7 @@ _DSQL_HOST = re.compile(r"\.dsql[.-]")
 _IN_TRANSACTION = 2  # libpq's PQTRANS_INTRANS
 #: by libpq's PQTRANS_IDLE, PQTRANS_INERROR and PQTRANS_UNKNOWN
 _STATES: dict[int, TransactionState] = {0: "ended", 3: "failed", 4: "closed"}
-#: what PostgreSQL says of a prepared statement whose columns have other types since
+#: PostgreSQL's error for a prepared statement whose columns have got other types since
 _PLAN_CHANGED = "cached plan must not change result type"
 _READ_COMMITTED = "read committed"
 #: the SQLSTATE of a level that is set after the first query
@@ -101,11 +101,12 @@ _MEANINGS: dict[str | None, Meaning] = {
     "42P01": "missing",
     "3F000": "missing",
 }
-#: Classes of SQLSTATEs: of connections, resources, the state of an object, operators, the system; YugabyteDB has the
-#: last one for much that passes.
+#: Classes of SQLSTATEs: connections, resources, the state of an object, interventions of operators, the system, and
+#: internal errors, as which YugabyteDB reports many errors that pass.
 _UNAVAILABLE = ("08", "53", "55", "57", "58", "XX")
-#: YugabyteDB before 2.25 says the first of a deadlock, without a SQLSTATE; the others are of a statement that was
-#: prepared before the schema changed: psycopg's and asyncpg's, which is prepared again
+#: Texts of errors after which the transaction may succeed when it is run again. The first is YugabyteDB's for a
+#: deadlock, without a SQLSTATE, before 2.25. The others are psycopg's and asyncpg's for a statement that was prepared
+#: before the schema changed, and is prepared again.
 _CONFLICTS = ("aborted while waiting for locks", _PLAN_CHANGED, "cached statement plan is invalid")
 _POOLER = (
     "a pooler such as PgBouncer is between here and the server. Locks that end with their transaction work in "
@@ -165,7 +166,7 @@ class PostgreSQL(Backend):
         if any(phrase in str(error.orig) for phrase in _CONFLICTS):
             return "conflict"
         code = _sqlstate(error)
-        # without a code it is the driver's
+        # an error without a code is the driver's
         return "unavailable" if code is None or code[:2] in _UNAVAILABLE else _MEANINGS.get(code)
 
     @contextlib.contextmanager
@@ -248,7 +249,7 @@ class PostgreSQL(Backend):
             raise Unsupported(_LIMITLESS)
         yugabytedb = re.search(r"-YB-([\d.]*)", row.version)
         driver: Any = connection.connection.driver_connection
-        # the id that the server sent at first: a pooler invents one, and doesn't say in which mode it is
+        # The process id that the driver got when it connected: a pooler invents one, and doesn't tell its mode.
         asyncpg = hasattr(driver, "get_server_pid")
         pid = driver.get_server_pid() if asyncpg else driver.info.backend_pid
         if hasattr(driver, "pgconn") and not row.date_style.startswith("ISO"):
@@ -273,18 +274,18 @@ class PostgreSQL(Backend):
     def begin(
         self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
     ) -> RootTransaction:
-        # copies of an engine share its server, and have levels of their own
+        # ``server`` is shared by all copies of an engine, but each may have a level of its own
         level = connection.get_execution_options().get("isolation_level", connection.default_isolation_level)
         read_committed = server.begins_read_committed and level in COMMITTED
         set_read_committed = not read_committed or self.autocommit(connection)
-        #: by a listener of the app's, of engine_connect or checkout
+        # by a listener of the app's, of engine_connect or checkout
         begun = self.transaction_state(connection) != "ended"
         if set_read_committed and not begun:
             connection.rollback()  # SQLAlchemy's own view
             set_level(connection, "READ COMMITTED")
         transaction = connection.get_transaction() or connection.begin()
         if set_read_committed and begun:
-            # not after a ROLLBACK, which would undo what the listener has set
+            # not after a ROLLBACK, which would undo the listener's settings
             try:
                 connection.exec_driver_sql("SET TRANSACTION ISOLATION LEVEL READ COMMITTED")
             except DBAPIError as error:
@@ -342,10 +343,10 @@ class PostgreSQL(Backend):
                     raise
                 raise OperationalError(None, None, error, connection_invalidated=True) from error
             finally:
-                # the reply has been read, or there is an error that says more than one of these
+                # suppressed: the reply has been read, or an error is raised that says more than these would
                 with contextlib.suppress(DBAPIError, errors):
                     if not connection.invalidated and (state or self.transaction_state(connection)) == "ended":
-                        # SQLAlchemy's own view: the statement has committed by itself
+                        # SQLAlchemy still thinks that a transaction is open: the statement has committed by itself
                         if state is None:
                             connection.rollback()
                         else:
@@ -353,7 +354,7 @@ class PostgreSQL(Backend):
                         raw.autocommit = autocommit
                         restored = True
         finally:
-            # whatever was raised, it must never go back to the app in autocommit
+            # whatever was raised: the connection must never go back to the app in autocommit
             if not restored and not connection.invalidated:
                 connection.invalidate()
 
@@ -395,7 +396,7 @@ class PostgreSQL(Backend):
         return payloads
 
     def join_queue(self, connection: Connection, key: int, seconds: float) -> bool:
-        # of the transaction: the lock ends with it, and so does the setting
+        # the lock and the setting end with the transaction
         with self.bounded(connection, seconds):
             _at_once(connection, _JOIN, {"key": key})
         return True
@@ -409,7 +410,8 @@ class PostgreSQL(Backend):
         try:
             yield
         except BaseException as error:
-            # an error of the driver has failed the transaction, with which a local setting ends; another one hasn't
+            # After the driver's error the transaction has failed, and a local setting ends with it. Any other error has
+            # left the transaction open.
             drivers = DBAPIError, DriverTimeout
             failed = isinstance(error, drivers) or isinstance(error.__cause__, drivers)
             if ((isinstance(error, Exception) and not failed) or not local) and not connection.invalidated:
@@ -419,7 +421,7 @@ class PostgreSQL(Backend):
 
 
 def _at_once(connection: Connection, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:
-    """Execute a statement now; with ``stream_results`` it would be when its rows are fetched, and in no autocommit."""
+    """Execute a statement now. ``stream_results`` would defer it to the fetch of its rows, and needs a transaction."""
     return connection.execute(statement, values, execution_options={"stream_results": False, "yield_per": None})
 
 

@@ -58,7 +58,7 @@ def _payload(element: Payload, compiler: Any, **kw: Any) -> str:
 
 @compiles(elements.Notify, "postgresql", "yugabytedb")
 def _notify(element: elements.Notify, compiler: Any, **kw: Any) -> str:
-    # a postgresql:// URL may lead to YugabyteDB, which has the function, and may deliver nothing
+    # a postgresql:// URL may lead to YugabyteDB, which has the function, but may deliver no notification
     delivers = "strpos(version(), '-YB-') = 0 OR current_setting('yb_enable_listen_notify', true) = 'on'"
     return f"CASE WHEN {delivers} THEN pg_notify{compiler.function_argspec(element, **kw)}::text END"
 

@@ -32,7 +32,7 @@ BEGINS_IMMEDIATE = "sqlalchemy_locks_begins_immediate"
 #: Seconds of one wait inside SQLite, and of the pause after it. SQLite's own pauses grow to 0.1 s, so that waiters
 #: starve, and nothing can interrupt them.
 _BUSY_WAIT, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.002, 0.001, 0.005
-#: transactions that have taken the write lock, and not inside a savepoint
+#: transactions that have taken the write lock outside of a savepoint
 _writers: WeakSet[RootTransaction] = WeakSet()
 
 
@@ -87,7 +87,7 @@ class SQLite(Backend):
                     "that is stopped during a SELECT doesn't end it; in WAL mode, COMMIT doesn't wait for readers): "
                     "nothing is committed"
                 ) from error
-            # autocommit=False has begun the next one
+            # with autocommit=False, sqlite3 has already begun the next transaction
             if in_transaction(connection) and driver_autocommit(connection.connection.driver_connection) is not False:
                 connection.invalidate()  # rollback() does nothing, either
                 raise Unsupported(
@@ -100,8 +100,8 @@ class SQLite(Backend):
         if connection.dialect.paramstyle.startswith("numeric"):
             raise Unsupported(
                 f'paramstyle="{connection.dialect.paramstyle}": Python\'s sqlite3 takes these numbers for names, and '
-                "binds values in the order in which they first occur, so that one gets the value of another: leave it "
-                "out of create_engine"
+                "binds values in the order in which the names first occur, so that a parameter gets the value of "
+                "another: leave paramstyle out of create_engine"
             )
         if getattr(connection.dialect, "skip_autocommit_rollback", False):
             raise Unsupported("skip_autocommit_rollback=True leaves transactions open on SQLite: leave it out")
@@ -118,8 +118,8 @@ class SQLite(Backend):
 
     def ends_transaction(self, error: DBAPIError, connection: Any = None) -> bool:
         raw: Any = connection.connection.driver_connection
-        # ON CONFLICT ROLLBACK, a full disk. In AUTOCOMMIT the app may have ended it, by text, and in memory another
-        # session, which shares the connection.
+        # ON CONFLICT ROLLBACK or a full disk ends a transaction. In AUTOCOMMIT the app may have ended it by a textual
+        # statement; in memory, another session that shares the connection may have done so.
         begins = raw.isolation_level is not None or bool(connection.dispatch.begin)
         return begins and not (raw.in_transaction or shares_one_connection(connection.engine.pool))
 
@@ -133,7 +133,7 @@ class SQLite(Backend):
         self, connection: Connection, server: Server, wait: float | None = None, *, writes: bool = True
     ) -> RootTransaction:
         with self._begin_bounded(connection, wait):
-            # one that a listener of the app's has begun
+            # a listener of the app's may have begun one
             transaction = connection.get_transaction() or connection.begin()
         if not in_transaction(connection):
             if writes:
@@ -164,10 +164,10 @@ class SQLite(Backend):
             )
 
     def _begin_by_event(self, connection: Connection, wait: float | None) -> None:
-        """Have SQLAlchemy begin, and call the app's ``begin`` event, before the operation's own statement.
+        """Let SQLAlchemy begin, and call the app's ``begin`` event, before the operation's own statement.
 
-        That one is tried repeatedly, and the event isn't called again after a failure: the statement would be executed
-        in autocommit, and so would be what follows it on this connection, which is therefore closed.
+        That statement is tried repeatedly, but SQLAlchemy doesn't call the event again after it has failed: this and
+        all later statements of the connection would be executed in autocommit. So the connection is then closed.
         """
         try:
             with self._begin_bounded(connection, wait):
@@ -219,7 +219,7 @@ class SQLite(Backend):
 
 
 class _BusyTimeout:
-    """The connection's busy timeout, restored at the end. It is set without SQLAlchemy, which would begin for it."""
+    """The connection's busy timeout, restored at the end. Set without SQLAlchemy, which would begin a transaction."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -257,28 +257,28 @@ def poll_for_write_lock(connection: Connection, take: Callable[[], T], wait: flo
         the holder's.
     """
     with _BusyTimeout(connection) as busy_timeout:
-        left = busy_timeout.milliseconds / 1000 if wait is None else wait
-        deadline = time.monotonic() + left
+        limit = busy_timeout.milliseconds / 1000 if wait is None else wait
+        deadline = time.monotonic() + limit
         while True:
-            busy_timeout.set(min(left, _BUSY_WAIT))
+            busy_timeout.set(min(limit, _BUSY_WAIT))
             started = time.monotonic()
             try:
-                result = take()
+                value = take()
                 break
             except Exception as error:
                 now = time.monotonic()
                 if not _busy(error):
                     raise
-                if left > _BUSY_WAIT and now - started < _BUSY_WAIT / 2:
+                if limit > _BUSY_WAIT and now - started < _BUSY_WAIT / 2:
                     raise _must_rollback() from error
                 if now >= deadline:
                     raise
             sleep_for(connection.dialect)(min(deadline - now, random.uniform(_SHORTEST_PAUSE, _LONGEST_PAUSE)))
-            left = max(0.0, deadline - time.monotonic())
+            limit = max(0.0, deadline - time.monotonic())
     transaction = connection.get_transaction()
     if transaction is not None and in_transaction(connection) and not connection.in_nested_transaction():
         _writers.add(transaction)
-    return result
+    return value
 
 
 def _busy(error: Exception) -> bool:

@@ -1,11 +1,11 @@
 """YugabyteDB by the dialect name ``yugabytedb``; ``postgresql://`` URLs to it work as well.
 
-The migration reads ``version()`` and, from 2025.1 on, the flag ``yb_enable_advisory_locks``: where that is on, it
-installs PostgreSQL's functions, whose advisory locks are the cluster's; elsewhere functions that lock rows of
-``lock.locked_keys``.
+The migration reads ``version()`` and, from 2025.1 on, the flag ``yb_enable_advisory_locks``. If the flag is on, it
+installs PostgreSQL's functions: their advisory locks hold in the whole cluster. Otherwise it installs functions that
+lock rows of ``lock.locked_keys``.
 
 - A wait for a row ends at ``statement_timeout``, which an earlier statement has to set, and not at ``lock_timeout``.
-- Waiters for permits poll: advisory locks serve nobody in turn there.
+- Waiters for permits poll: YugabyteDB's advisory locks don't serve waiters in order.
 - Listeners are notified where ``yb_enable_listen_notify`` is on.
 """
 
@@ -22,7 +22,7 @@ from sqlalchemy_locks.dialects.findings import Finding
 from sqlalchemy_locks.dialects.postgresql import PostgreSQL
 from sqlalchemy_locks.errors import LockError, LockTimeout
 
-#: what it says of a wait for an advisory lock that has ended, sometimes
+#: some of its errors when the wait for an advisory lock has timed out
 _TIMED_OUT = ("Timed out waiting for Acquire Advisory Lock", "Timed out waiting kResponseSent")
 
 

@@ -1,1 +1,1 @@
-"""What waits, renews and retries: ``Locks`` and what it gives; ``async_locks.py`` runs it in a greenlet."""
+"""``Locks`` and its blocks, which wait, renew and retry; ``async_locks.py`` runs them in a greenlet."""

@@ -1,4 +1,4 @@
-"""The blocks of ``AsyncLocks``: those of ``lease.py``, awaited, and renewed by one task of their event loop."""
+"""Leases of ``AsyncLocks``: the blocks of ``lease.py``, awaited, and renewed by one task of their event loop."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ class AsyncLeaseContext:
         decorated = in_async_block(
             function, self._context.display_name, lambda: AsyncLeaseContext(self._context.copy())
         )
-        self._context.copy()  # which refuses a block that can't be used again
+        self._context.copy()  # refuses a block that can't be used again
         return decorated
 
     __bool__ = refuse_truth

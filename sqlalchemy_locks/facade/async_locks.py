@@ -82,7 +82,7 @@ class AsyncLocks:
             )
         self._engine = engine
         self._session_maker = maker
-        # what makes the synchronous sessions inside those of the maker, with their class, options and listeners
+        # the sync sessions inside the maker's async sessions, with the same class, options and listeners
         options = {key: value for key, value in maker.kw.items() if key not in ("bind", "binds", "sync_session_class")}
         session_class = maker.kw.get("sync_session_class") or maker.class_.sync_session_class
         self._sync = Locks(sessionmaker(engine.sync_engine, class_=session_class, **options), owner=owner)

@@ -55,7 +55,7 @@ Name = str | int
 
 
 class Held:
-    """What a block holds while it runs.
+    """The locks of a block while it runs.
 
     >>> with locks.exclusive("invoice:42") as held:
     ...     held.session.add(Payment(invoice=42))
@@ -71,7 +71,7 @@ class Held:
         self._session_maker = session_maker
         self._session: Session | None = None
         self._lost = False
-        #: called once, when it is lost
+        #: called once, when the lock is lost
         self._on_lost: Callable[[BaseException | None], object] | None = on_lost
 
     @property
@@ -93,8 +93,8 @@ class Held:
         def get_bind(*_: Any, **named: Any) -> Any:
             if connection.closed:
                 return connection  # after the block: SQLAlchemy refuses it
-            # a session asks for its bind before it begins: after the end of this transaction it would begin another
-            # one, which commits, and which no lock guards
+            # A session asks for its bind before it begins. After the end of this transaction it would begin another
+            # one, and commit it without the lock.
             if (why := short.loss()) is not None:
                 error = LockLost(why)
                 self._mark_lost(error)
@@ -105,7 +105,7 @@ class Held:
 
         def ending(end: Callable[[Session], None]) -> Callable[[], None]:
             def end_inside() -> None:
-                # the block would commit what was flushed, and not the rest
+                # otherwise the block would commit what the session has flushed, without its other changes
                 if session.in_transaction():
                     short.close_inside()
                 end(session)
@@ -246,7 +246,7 @@ class KeyBlock:
         :raises ReentryError: when it holds one of them already, so that acquiring it again would deadlock.
         """
         locks, owner = self._locks, reentry.current_owner()
-        # elsewhere a key is the database's, whatever the schema
+        # without key_rows, all schemas of a database share its keys
         where = locks._reentry_scope if locks._backend.key_rows else None
         keys = (0,) if locks._backend.single_writer else self._names  # its one lock is that of all keys
         counts = dict.fromkeys(zip(repeat((locks._engine.dialect, where)), keys), 1)
@@ -280,7 +280,7 @@ class KeyBlock:
                     raise self._timed_out(self._holders_now())
             attempt = partial(self._attempt, deadline, ticket)
             while True:
-                # in a cluster another node's conflict is a wait, too
+                # in a cluster a conflict with another node counts as a wait: without a timeout it is retried forever
                 until = math.inf if deadline is None and cluster_behind(engine) is not None else deadline
                 held = retried(attempt, engine, sleep, until, on_retry=on_retry)
                 if held is not None:
@@ -298,7 +298,7 @@ class KeyBlock:
         """Acquire the keys in a new transaction.
 
         :return: ``None`` when a limit of the server's or the driver's ended the wait before the caller's.
-        :raises LockTimeout: when the caller's has ended.
+        :raises LockTimeout: when the caller's limit has ended it.
         :raises PoolTimeout: when no connection was free within the pool's own limit.
         """
         locks, engine = self._locks, self._locks._engine
@@ -308,7 +308,7 @@ class KeyBlock:
             locks._after_begin.call(short.connection)
             short.mark_first()
             for key in self._names:
-                # after the deadline it tries: a free key is acquired nevertheless
+                # tried even after the deadline: a free key is acquired without a wait
                 Execution(short.connection, acquire(key, shared=self._shared), {}, deadline=deadline).perform()
                 if ticket is not None:
                     ticket.leave()
@@ -318,7 +318,7 @@ class KeyBlock:
                 raise
             if deadline is None or time.monotonic() < deadline:
                 return None
-            # not for timeout=0, which is to be cheap; a caller can ask
+            # timeout=0 must be cheap: it doesn't ask for the holders, but the caller can
             raise self._timed_out(() if self._timeout == 0 else self._holders_now()) from error
         return Held(short, locks._session_maker, lambda error: self._emit("lost", error=error))
 
@@ -351,14 +351,14 @@ class KeyBlock:
                 short.abandon(error)
             if ended and isinstance(error, LockLost):
                 raise error
-            if ended and isinstance(error, SQLAlchemyError):  # of a savepoint that has gone with the transaction
+            if ended and isinstance(error, SQLAlchemyError):  # its savepoint has gone with the transaction
                 raise LockLost(FAILED) from error
             return
         try:
             if session is not None and short.loss() is None:
                 prepare_commit(session)
         except BaseException as raised:
-            # InnoDB answers a flush in a savepoint that a deadlock has rolled back with 1305
+            # a deadlock has rolled the savepoint back: InnoDB answers a flush in it with error 1305
             lost = isinstance(raised, DBAPIError) and (
                 raised.connection_invalidated or short.loss() is not None or short.backend.is_conflict(raised)
             )

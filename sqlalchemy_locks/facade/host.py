@@ -32,7 +32,7 @@ from sqlalchemy_locks.runtime.events import Observed
 if TYPE_CHECKING:
     from sqlalchemy.orm import Session
 
-#: those whose owner is their process
+#: the hosts whose owner is named after this process: a forked process renames them
 _named_by_process: WeakSet[LockHost] = WeakSet()
 
 
@@ -44,11 +44,11 @@ class LockHost(Observed):
     """
 
     owner: str
-    """The owner that is stored with what is acquired."""
+    """The owner that is stored with permits and mutexes."""
 
     def __init__(self, engine: Engine, session_maker: Callable[..., Session], owner: str | None) -> None:
         self._engine, self._session_maker = engine, session_maker
-        #: as far as it is known without a connection: whether it has one writer, and rows for keys
+        #: known without a connection, which is enough for ``single_writer`` and ``key_rows``
         self._backend = backend_for(engine.dialect)
         self._sleep: Sleep = sleep_for(engine.dialect)
         self._nonce = secrets.token_hex(4)
@@ -61,14 +61,14 @@ class LockHost(Observed):
         self._after_begin = runner.attempts.after_begin
 
     def _runner(self, checkout: Callable[[], Connection] | None = None) -> OperationRunner:
-        """Return what runs operations. :param checkout: checks a connection out; by default of the app's pool."""
+        """Return a runner of operations. :param checkout: checks a connection out; by default of the app's pool."""
         before_write = partial(reentry.refuse_write, self._engine)
         attempts = Attempts(self._engine, self._session_maker, checkout)
         return OperationRunner(self._engine, attempts, self._sleep, self._emit_retried, before_write)
 
     @cached_property
     def _installation(self) -> str:
-        """What tells the tables of this engine from those of another schema or prefix; see :func:`installation`."""
+        """A text that distinguishes this engine's tables from those of another schema or prefix (``installation``)."""
         return installation(self._engine)
 
     @cached_property
@@ -86,7 +86,7 @@ class LockHost(Observed):
             return bool(self._run(operation, nonce))
 
     def _shield(self, run: Callable[[Operation[Any]], Any], operation: Operation[Any]) -> Any:
-        """Call ``run(operation)`` to its end, for a task that was cancelled, and may be so at each ``await``."""
+        """Call ``run(operation)`` to its end, though its task was cancelled, and may be cancelled at each ``await``."""
         if not self._engine.dialect.is_async:
             return run(operation)
         return await_only(shielded(greenlet_spawn(run, operation)))

@@ -2,8 +2,8 @@
 
 As long as ``grant.lost`` is not set, their time has not run out by the server's clock, unless that clock and this
 machine's drifted apart by more than a twentieth of the time to live. A release or a sweep by their id or owner is
-noticed at the next renewal. That is for stopping early. Writes that a holder must not make too late belong under
-``guarded`` or ``fenced``, where the database refuses them.
+noticed at the next renewal. ``lost`` is for stopping early. A write that must not come too late belongs under
+``guarded`` or ``fenced``, where the database refuses it.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ P = ParamSpec("P")
 _log = logging.getLogger("sqlalchemy_locks")
 #: the longest wait for the row of one lease, as a part of its time to live
 _ROW_WAIT = 1 / 24
-#: attempts to make the semaphore of a lease before a clean-up removes it again
+#: attempts to create the semaphore of a lease and to use it: a clean-up may remove it in between
 _ROUNDS = 100
 
 
@@ -55,7 +55,7 @@ class GrantView(Grant):
         self.__dict__.update(vars(grant))
 
     def __reduce__(self) -> Any:
-        # a copy, or what is sent to another process, is the grant alone
+        # a copy, also one that is sent to another process, is the grant alone
         return Grant, tuple(getattr(self, field.name) for field in fields(Grant))
 
 
@@ -146,7 +146,7 @@ class LeaseContext:
 
     def __call__(self, function: Callable[P, T]) -> Callable[P, T]:
         decorated = in_block(function, self.display_name, self.copy)
-        self.copy()  # which refuses a block that can't be used again
+        self.copy()  # refuses a block that can't be used again
         return decorated
 
     __bool__ = refuse_truth
@@ -171,8 +171,8 @@ class LeaseContext:
             self.leave(error)
 
     def enter(self) -> tuple[Grant, RenewableLease]:
-        """Acquire the permits; return the grant, and what has to be renewed."""
-        # held during the wait, too: if two entered, the first to leave would release what the other holds
+        """Acquire the permits; return the grant, and the lease that has to be renewed."""
+        # held during the wait, too: if two callers entered, the first to leave would release the other's permits
         if not self._use.acquire(blocking=False):
             raise ReentryError("this block is entered already: make one for each use")
         grant, began = None, 0.0
@@ -191,7 +191,7 @@ class LeaseContext:
                 )
             grant, asked_at = self._acquire(held)
             began = time.monotonic()
-            # of an acquisition that was repeated, its reply lost, the capacity isn't known
+            # an acquisition that was repeated after a lost reply doesn't tell the capacity
             if self._single and grant.capacities != (1,):
                 self._refuse_several(grant)
             if clock() >= asked_at + self._ttl / 3:
@@ -202,7 +202,7 @@ class LeaseContext:
             lost = LostEvent(self._ttl, asked_at)
             renewable = RenewableLease(grant, lost, asked_at)
             emit = self._emitter(grant)
-            # not a method of this block, which is no longer renewed once it is garbage-collected
+            # not a method of this block: that would keep the block alive, and with it the renewal
             lost.on_lost = lambda lost: emit("lost", error=_lost_error(grant, lost))
             if lost:
                 raise _lost_error(grant, lost)
@@ -242,7 +242,7 @@ class LeaseContext:
                 raise _lost_error(grant, lost)
             return
         held, outcome = not lost, error
-        # a block that raises because of its loss has not ended well: its id can be granted again
+        # a block whose permits were lost has not ended well: its id can be granted again
         ended_by = error if held or error is not None else _lost_error(grant, lost)
         try:
             if self._release(grant, ended_by) is not Released.RELEASED:
@@ -263,7 +263,7 @@ class LeaseContext:
                 self._emitter(grant)("released", held=time.monotonic() - began, error=outcome)
 
     def _acquire(self, held: Mapping[str, int]) -> tuple[Grant, float]:
-        """Return the grant, and from when its time counts."""
+        """Return the grant, and the instant from which its time to live counts."""
         own_id = self._external_id is not None
         owner = self._locks.owner if self._owner is None else self._owner
         request = for_block(self._request, owner, new_id=not own_id)
@@ -276,14 +276,14 @@ class LeaseContext:
                 rounds += 1
                 if not self._single or rounds > _ROUNDS:
                     raise
-            # it may be made again: a clean-up may remove it before it is used
+            # repeated, because a clean-up may remove the semaphore before it is used
             self._locks._run(create_for_lease(*self._permits))
 
     def _refuse_several(self, grant: Grant) -> None:
         """Refuse a lease on a semaphore of more than one permit.
 
-        The acquisition has counted the permits that were acquired before the semaphore was resized. Both are read, with
-        the permit held.
+        Capacity and permits are read while the permit of this lease is held. The acquisition itself has also counted
+        the permits that were acquired before the semaphore was resized.
         """
         for row in self._locks._run(availability(grant)):
             if row.capacity != 1 or row.used > 1:
@@ -317,7 +317,7 @@ class LeaseContext:
         _log.warning("the grant of %s could not be released, and ends with its time: %r", list(grant.permits), error)
 
     def _emitter(self, grant: Grant) -> Callable[..., None]:
-        """Return what emits the events of a grant, without a reference to this block."""
+        """Return the function that emits the events of a grant, without a reference to this block."""
         labels: dict[str, Any] = {"owner": self._owner, "external_id": grant.external_id, "fence": grant.fence}
         return partial(self._locks._emit, kind=self._kind, names=grant.permits, **labels)
 
@@ -328,7 +328,7 @@ def _lost_error(grant: Grant, lost: LostEvent) -> LockLost:
 
 
 class LeaseRenewer:
-    """Renews the leases of one timer, over a pool beside the app's, which handlers may use up."""
+    """Renews the leases of one timer, on connections beside the app's pool: its handlers may use all of that."""
 
     def __init__(self, locks: LockHost) -> None:
         self._locks = locks
@@ -336,7 +336,7 @@ class LeaseRenewer:
         self._runner: OperationRunner | None = None
 
     def renew_batch(self, grants: list[Grant]) -> Collection[str]:
-        """Return the tokens of those that were renewed; the others are locked, or not held."""
+        """Return the tokens of the grants that were renewed; the others are locked, or not held."""
         renewed: Collection[str] = self._run(renew_batch(grants), None)
         return renewed
 

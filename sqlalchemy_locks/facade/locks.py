@@ -72,7 +72,7 @@ class Locks(LockHost):
         replace_pool_in_forks(engine)
         super().__init__(engine, maker, owner)
         self.mutex = Mutexes(self)
-        #: what renews the leases of blocks
+        #: renew the leases of blocks
         self._timers = LeaseTimers(partial(LeaseRenewer, self))
 
     def mutexes(self, mutex: Mutex) -> Mutexes:
@@ -125,7 +125,7 @@ class Locks(LockHost):
         tz: str | None = None,
         queue: str | None = None,
     ) -> Callable[[Callable[P, T]], Callable[P, T | None]]:
-        """Decorate a function that runs at most once a period: each call asks :meth:`once_per`.
+        """Decorate a function so that it runs at most once a period: each call asks :meth:`once_per`.
 
         :param every: :param windowed: :param tz: :param queue: as for :meth:`once_per`.
         :return: a decorator. A call returns ``None`` when the period was acquired before.
@@ -208,7 +208,7 @@ class Locks(LockHost):
             row in whole seconds.
         :return: a :class:`~sqlalchemy_locks.Grant`, acquired.
         :raises LockTimeout: when there was no room in time; its ``holders`` are then those of the permits, unless
-            ``timeout`` is 0. Also, and at any time, when more is asked for than a capacity, unless that is 0.
+            ``timeout`` is 0. Also, at any time of the wait, when the request exceeds a capacity other than 0.
         :raises OutcomeUnknown: when the connection died, and so did those of three more attempts; it names the id.
         :raises RequestOver: when this id was acquired before, and was released or ran out: it is never granted again.
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
@@ -225,7 +225,7 @@ class Locks(LockHost):
     def release(self, external_id: str | Grant) -> Released:
         """Release permits: :func:`sqlalchemy_locks.semaphore.release`, in a transaction of its own.
 
-        When its reply was lost, it is sent again, and ``ALREADY_RELEASED`` may be what the first one did.
+        After a lost reply the release is sent again: ``ALREADY_RELEASED`` may then report the effect of the first one.
 
         :raises LockTimeout: when a ``guarded`` write of this request stays uncommitted for 5 seconds on PostgreSQL and
             YugabyteDB, for ``innodb_lock_wait_timeout`` or SQLite's timeout elsewhere. The permits are still held:
@@ -259,7 +259,7 @@ class Locks(LockHost):
         if isinstance(request, Grant):
             names, ident, fence = request.permits, request.external_id, request.fence
             self._emit(what, "semaphore", names, external_id=ident, fence=fence)
-        else:  # of a bare id the semaphores aren't known
+        else:  # an id alone doesn't tell the semaphores
             self._emit(what, "semaphore", (), external_id=request)
 
     def semaphore(
@@ -279,9 +279,9 @@ class Locks(LockHost):
         :param ttl: how long they are held without renewal, after the process died or was stopped: in seconds or as a
             ``timedelta``, at least a second. They are renewed three times in that.
         :param timeout: :param owner: as for :meth:`acquire`.
-        :param external_id: the id of the work in the block, which is to be done once: one caller with it is inside at a
-            time. It is granted again when its block was left by an exception, or when it expired before it was
-            released, since its process died; never after its block has ended well.
+        :param external_id: the id of the work in the block, if the work is to be done once. Only one caller with this
+            id is inside at a time. The id is granted again after a block that was left by an exception, and after one
+            whose process died, when its time has run out. It is never granted again after a block that has ended well.
         :return: a context manager; ``as grant`` gives a :class:`~sqlalchemy_locks.facade.lease.Lease`: a ``Grant``,
             with ``grant.lost``, which is true as soon as their time may have run out, and ``grant.check()``, which asks
             the database. It decorates functions, too: each call then has a block of its own.
@@ -293,9 +293,9 @@ class Locks(LockHost):
             is never replaced, and gets it as a note (Python 3.11).
         :raises UnknownSemaphore: :raises IdempotencyConflict: as :func:`sqlalchemy_locks.semaphore.acquire`.
 
-        A holder that was stopped for longer than its ``ttl`` may continue beside the next one of its id: ``lost`` is
-        true then, and its ``grant`` releases, renews and guards nothing of the next one's. What must never run twice,
-        not even after a crash, is a :attr:`mutex`, or a row of yours.
+        A holder that was stopped for longer than its ``ttl`` may continue beside the next holder of its id. ``lost`` is
+        then true, and its ``grant`` releases, renews and guards nothing of the next holder. For work that must never
+        run twice, not even after a crash, use a :attr:`mutex`, or a row of yours.
 
         A release that fails at the end of the block is logged under ``sqlalchemy_locks``: the permits expire.
 
@@ -329,17 +329,17 @@ class Locks(LockHost):
         )
 
     def sweep(self, *, stale_after: float | timedelta | None = DAY, alive: Alive | None = None) -> int:
-        """Release what its holders will not release: what has expired, is stale, or whose owner is dead.
+        """Release requests that their holders will not release: expired ones, stale ones, and those of dead owners.
 
         :param stale_after: requests without a time to live that were neither renewed nor released for that long, in
-            seconds or as a ``timedelta``, are stale; ``None``: none is. What has a time to live is judged by that
-            alone, however long it is.
+            seconds or as a ``timedelta``, are stale; ``None``: none is. Requests with a time to live are never stale,
+            however long it is: they expire.
         :param alive: receives owners, up to 800 in one call and each only once, and returns those that are alive. When
-            it raises, nothing of dead owners is released. ``AsyncLocks`` takes a coroutine function, too.
+            it raises, no request of a dead owner is released. ``AsyncLocks`` takes a coroutine function, too.
         :return: how many requests were released.
 
-        A lease that is renewed meanwhile stays, and so does a request that is locked by its release, or by a
-        ``guarded`` write. An ``acquire`` that finds no room releases what has expired by itself, without any sweep.
+        A sweep leaves a lease that is renewed meanwhile, and a request that is locked by its release or by a
+        ``guarded`` write. An ``acquire`` that finds no room releases expired permits by itself, without any sweep.
 
         >>> locks.sweep(alive=lambda owners: [owner for owner in owners if is_running(owner)])
         """

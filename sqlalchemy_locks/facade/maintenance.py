@@ -22,7 +22,7 @@ from sqlalchemy_locks.facade.host import LockHost
 from sqlalchemy_locks.facade.sweep import DAY, Alive, check_alive, sweep
 from sqlalchemy_locks.values import Report
 
-#: of the timeouts that guard the tasks
+#: the queue of the timeouts that guard the tasks
 QUEUE = "sqlalchemy_locks.maintenance"
 _log = logging.getLogger("sqlalchemy_locks")
 
@@ -65,8 +65,8 @@ TASKS = (
     MaintenanceTask("requests", 4 * 3600, _until_none(lambda: semaphore.clean(older_than=7 * DAY))),
     MaintenanceTask("leases", DAY, _until_none(lambda: semaphore.clean_leases(older_than=7 * DAY))),
     MaintenanceTask("history", DAY, _until_none(lambda: semaphore.clean_history(older_than=30 * DAY))),
-    # once: apps that go on making keys would keep it going
-    # in a cluster it is refused, since it would end holders on other nodes
+    # executed once: while apps make new keys, it would always have some to delete
+    # not in a cluster, where it is refused, since it would end holders on other nodes
     MaintenanceTask(
         "keys", DAY, lambda locks, alive: 0 if cluster_behind(locks._engine) else locks._run(lock.vacuum())
     ),
@@ -176,5 +176,5 @@ def _log_failure(error: Exception) -> None:
 
 
 def _trace(error: Exception) -> Exception | None:
-    # an error of this library is a sentence that says what to do
+    # not for an error of this library, whose message says what to do
     return None if isinstance(error, LockError) else error

@@ -16,7 +16,7 @@ from sqlalchemy_locks.core.roles import DEFAULT_QUEUE, NONCE_PARAM
 from sqlalchemy_locks.errors import OutcomeUnknown, UnknownTask
 from sqlalchemy_locks.facade.host import LockHost
 
-#: how many acquisitions are remembered, of those held and of those released
+#: how many acquisitions are remembered: so many that are held, and so many that were released
 _MAX_REMEMBERED = 10_000
 
 
@@ -34,8 +34,8 @@ class Mutexes:
         self._mutex = mutex or Mutex()
         self._mutex._mapping.require("token", "to recognize its own acquisition")
         self._stores_owner = self._mutex._mapping.has("owner")
-        #: nonces by queue and id: of acquisitions made here, and of those released here since. There are several of one
-        #: mutex where an acquisition's outcome is unknown: only one of them can be the current one.
+        #: nonces by queue and id: of acquisitions made here, and of those released here since. A mutex has several
+        #: nonces if the outcome of an acquisition is unknown: at most one of them is the current one.
         self._acquired: dict[tuple[Any, Any], tuple[str, ...]] = {}
         self._released: dict[tuple[Any, Any], tuple[str, ...]] = {}
         self._changing = threading.Lock()
@@ -45,7 +45,7 @@ class Mutexes:
 
         :param owner: stored in the row; ``Locks(owner=...)`` if not given.
         :return: ``True`` if it was acquired; it is held until any process releases it.
-        :raises OutcomeUnknown: if the connection died, also in three further tries.
+        :raises OutcomeUnknown: if the connection died, and so did those of three more attempts.
 
         >>> locks.mutex.acquire("task_a"), locks.mutex.acquire("task_a")
         (True, False)
@@ -66,8 +66,9 @@ class Mutexes:
 
         An acquisition made here is released only if it is still the current one: a second release, or one after another
         process has acquired the mutex, returns ``False`` and changes nothing. (After 10,000 acquisitions or releases of
-        other ids this one is forgotten, and is released as one of another process.) For an acquisition of another
-        process a lost reply raises ``OutcomeUnknown``, since a second try could release the next holder's.
+        other ids, an acquisition is forgotten, and released as if another process had made it.) If a release of another
+        process's acquisition gets no reply, ``OutcomeUnknown`` is raised: a second attempt could release the mutex of
+        the next holder.
 
         :param owner: release it only if this owner acquired it.
         :return: ``True`` if this call released it.

@@ -110,13 +110,13 @@ class SemaphoreWaiter:
         self._backend = backend_of(locks._engine.dialect)
         self._queues = local_queues(locks._engine.dialect)
         self._began = time.monotonic()
-        #: of every attempt, so that one recognizes what an earlier one was granted
+        #: the same for all attempts: an attempt recognizes the grant of an earlier one by it
         self._nonce = fresh_nonce()
-        #: the semaphores without room, by the last answer; ``None`` while others have kept the rows locked
+        #: the semaphores without room, by the last answer; ``None`` if there is none, since others keep the rows locked
         self._exhausted: Sequence[str] | None = None
         #: a reply was lost: the server may still execute that attempt
         self._late_attempt = False
-        #: when what was granted was asked for, by :func:`clock`
+        #: when the request for the grant was sent, by :func:`clock`
         self.asked_at = 0.0
 
     def wait(self) -> Grant:
@@ -149,9 +149,9 @@ class SemaphoreWaiter:
         return grant
 
     def _withdraw(self, error: BaseException) -> None:
-        """Withdraw the request, where an attempt may be granted, or be granted late, and nobody else knows of it.
+        """Withdraw the request if an attempt may be granted, now or later, and nobody would release the grant.
 
-        :param error: what has ended the wait.
+        :param error: the error that has ended the wait.
         """
         cancelled = not isinstance(error, Exception)
         if (self._kind is None and self._own_id) or not (self._late_attempt or cancelled):
@@ -166,7 +166,7 @@ class SemaphoreWaiter:
     def _report_timeout(self, error: LockTimeout) -> None:
         """Emit the event of a wait that ended without a grant. :raises LockTimeout: with the holders."""
         kind = error.kind = self._kind or "semaphore"
-        # a single attempt is to be cheap: it doesn't ask for the holders
+        # a single attempt must be cheap: it doesn't ask for the holders
         asks = self._timeout and not isinstance(error, PoolTimeout)
         holders = self._permit_holders(self._exhausted or ()) if asks else ()
         timeout = LockTimeout(str(error), holders, kind) if holders or isinstance(error, _BeyondCapacity) else error
@@ -181,7 +181,7 @@ class SemaphoreWaiter:
 
     def _wait(self) -> Grant:
         ordered = self._backend.server_queues is not None and not self._held
-        # of the server's queues; semaphores of another schema or prefix have others
+        # the keys of the server's queues: semaphores of another schema or prefix have other keys
         keys = list(queue_keys(self._locks._installation, self._permits))
         grant = self._try(in_turn(self._request, keys) if ordered else self._request)
         if grant is not None:
@@ -195,7 +195,7 @@ class SemaphoreWaiter:
         return grant
 
     def _log_wait(self) -> None:
-        """Log who holds what this request waits for."""
+        """Log who holds the permits that this request waits for."""
         names = self._exhausted or tuple(self._permits)
         waited = time.monotonic() - self._began
         sentence = f"still waiting for {', '.join(map(repr, names))} after {waited:.0f} s, without a timeout"
@@ -207,7 +207,7 @@ class SemaphoreWaiter:
             return self._poll(name)
         ticket = self._queues.ticket(("queue", self._locks._installation, name))
         try:
-            if not ticket.wait(self._left()):
+            if not ticket.wait(self._seconds_left()):
                 raise self._timed_out()
             with self._queues.spare_connection(self._locks._engine.pool) as spare:
                 return self._wait_at_head(name) if spare else self._poll(name)
@@ -219,16 +219,16 @@ class SemaphoreWaiter:
         (key,) = queue_keys(self._locks._installation, [name])
         backoff = Backoff(0.01)
         queues = self._backend.server_queues
-        while queues is not None and self._left() > queues.shortest_wait:
+        while queues is not None and self._seconds_left() > queues.shortest_wait:
             try:
                 with ServerQueue(self._locks._engine, key, self._locks._after_begin.call) as queue:
-                    if queue.join(self._left()):
+                    if queue.join(self._seconds_left()):
                         return self._poll(name, queue)
                 break
             except (PoolTimeout, _BeyondCapacity):
                 raise
             except LockTimeout as error:
-                if self._left() == 0:
+                if self._seconds_left() == 0:
                     raise self._timed_out() from error
             except DBAPIError as error:
                 if not (error.connection_invalidated or self._backend.is_conflict(error)):
@@ -241,9 +241,9 @@ class SemaphoreWaiter:
     def _poll(self, name: str, queue: ServerQueue | None = None) -> Grant | None:
         """As :meth:`_wait_for`, by looking again and again whether there is room.
 
-        :param queue: whose head this request has reached; without it, no connection is kept between two polls.
+        :param queue: the queue whose head this request has reached; without one, no connection is kept between polls.
         """
-        # without an order, whoever polls less often than others is served less often
+        # without a queue, a waiter that polls less often is served less often: so pauses hardly grow during a wait
         backoff = Backoff(0.01, 0.002) if queue is None else Backoff(0.0003)
         while True:
             self._look(queue)
@@ -302,7 +302,7 @@ class SemaphoreWaiter:
                     tickets.callback(ticket.leave)
                     if not ticket.wait(max(0.0, deadline - time.monotonic())):
                         return None
-                # after a lost reply the earlier attempt may be the one that is granted: its time to live began then
+                # after a lost reply, the earlier attempt may have got the grant, and its time to live began then
                 if not self._late_attempt:
                     self.asked_at = clock()
                 grant: Grant = self._locks._run(request, self._nonce, wait=timeout, on_reply_lost=self._note_lost_reply)
@@ -326,17 +326,17 @@ class SemaphoreWaiter:
     def _note_lost_reply(self) -> None:
         self._late_attempt = True
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         """Return the seconds until the timeout; infinite without one."""
         return math.inf if self._timeout is None else max(0.0, self._began + self._timeout - time.monotonic())
 
     def _row_timeout(self) -> float:
-        return ROW_TIMEOUT if self._timeout == 0 else max(0.01, min(ROW_TIMEOUT, self._left()))
+        return ROW_TIMEOUT if self._timeout == 0 else max(0.01, min(ROW_TIMEOUT, self._seconds_left()))
 
     def _pause(self, backoff: Backoff) -> None:
-        if self._left() == 0:
+        if self._seconds_left() == 0:
             raise self._timed_out()
-        self._locks._sleep(min(backoff.pause(), self._left()))
+        self._locks._sleep(min(backoff.pause(), self._seconds_left()))
 
     def _timed_out(self) -> LockTimeout:
         within = "(timeout=0)" if self._timeout == 0 else f"within {self._timeout:g} s"
@@ -376,9 +376,9 @@ class ServerQueue:
     """One position in the queue of a semaphore that the server keeps, of all processes, in a transaction of its own.
 
     It is an advisory lock of a transaction on PostgreSQL, and ``GET_LOCK`` on MySQL and MariaDB. A connection that dies
-    drops out of it, and the server ends one that is at the head and silent for ten seconds.
+    leaves the queue, and the server ends a connection at the head that is silent for ten seconds.
 
-    :param on_begin: called with its connection when that has begun.
+    :param on_begin: called with the connection when its transaction has begun.
     """
 
     def __init__(self, engine: Engine, key: int, on_begin: Callable[[Connection], object]) -> None:
@@ -397,8 +397,8 @@ class ServerQueue:
     def join(self, timeout: float) -> bool:
         """Wait for the head of the queue; return whether it was reached, where no error says so.
 
-        ``False`` on a server without queues, too, and through a pooler, whose server connection the holder may need to
-        release.
+        ``False`` also on a server without queues, and through a pooler: the waiter would occupy a server connection
+        that the holder may need for its release.
 
         :param timeout: the longest wait in seconds; may be infinite.
         """

@@ -1,4 +1,4 @@
-"""``locks.sweep``: release what its holders will not release, among it the requests of owners that are dead."""
+"""``locks.sweep``: release requests that their holders will not release, among them those of dead owners."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ DAY = 86400.0
 
 
 def check_alive(alive: Any) -> None:
-    """:raises TypeError: for what can't tell which owners are alive."""
+    """:raises TypeError: for anything but ``None`` or a function, which tells which owners are alive."""
     if alive is not None and not callable(alive):
         raise TypeError(f"alive is a function of a list of owners, not {alive!r}")
 
 
 def sweep(locks: LockHost, stale_after: float | timedelta | None, alive: Alive | None) -> int:
-    """Release what has expired, is stale, or whose owner is dead; ``Locks.sweep`` documents it."""
+    """Release expired and stale requests, and those of dead owners; ``Locks.sweep`` documents it."""
     check_alive(alive)
     overdue, run = semaphore.sweep(stale_after=stale_after), locks._run
     dead = [] if alive is None else _requests_of_dead_owners(locks, alive)
@@ -42,9 +42,9 @@ def _requests_of_dead_owners(locks: LockHost, alive: Alive) -> list[tuple[Any, .
     dead: list[tuple[Any, ...]] = []
     after = 0
     while requests := locks._run(owned_requests(after)):
-        unknown = sorted({owner for _, _, owner in requests} - verdicts.keys())
-        if unknown:
-            answer: Any = alive(unknown)
+        owners = sorted({owner for _, _, owner in requests} - verdicts.keys())
+        if owners:
+            answer: Any = alive(owners)
             if isinstance(answer, (str, bytes)) or not isinstance(answer, Iterable):
                 raise TypeError(
                     f"alive returns those of the given owners that are alive, as a list or set, not {answer!r}"
@@ -52,7 +52,7 @@ def _requests_of_dead_owners(locks: LockHost, alive: Alive) -> list[tuple[Any, .
             living = frozenset(answer)
             if not all(isinstance(each, str) for each in living):
                 raise TypeError(f"alive returns those of the given owners that are alive, not {answer!r}")
-            verdicts |= {owner: owner in living for owner in unknown}
+            verdicts |= {owner: owner in living for owner in owners}
         dead += [(request, renewed_at) for request, renewed_at, owner in requests if not verdicts[owner]]
         after = requests[-1][0]
     return dead

@@ -7,8 +7,8 @@
 - A request leaves no lock behind, however it ends.
 
 A lock held by a transaction ends with the endpoint, before the response is sent, so that no response reports work
-that was not committed. So does a lease: the client's next request can acquire it. Permits of a semaphore are released
-when the response has been sent, streams and background tasks included.
+that was not committed. A lease also ends before the response, so that the client's next request can acquire it. Permits
+of a semaphore are released when the response has been sent, streams and background tasks included.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def exclusive(
     :param timeout: the longest wait, in seconds or as a ``timedelta``; ``None`` waits indefinitely, ``0`` tries once.
     :param scope: ``"function"``: the transaction ends with the endpoint, before the response is sent; if it can't be
         committed, the client gets an error. ``"request"``: it ends when the response has been sent and the
-        background tasks are done, which an endpoint that streams needs: it would work on without its lock.
+        background tasks are done. An endpoint that streams needs this, or it would work on without its lock.
     :param retry_after: the ``Retry-After`` of an answer to contention, in seconds or as a ``timedelta``; by default the
         timeout, at least 1 and at most 60 seconds.
     :param locks: ``AsyncLocks`` to use instead of the app's, or a dependency that returns them.
@@ -149,10 +149,11 @@ def semaphore(
     :return: as :func:`exclusive`; the value is an :class:`~sqlalchemy_locks.AsyncLease`.
 
     A full semaphore is answered 429. A repeated key is answered 409: *in-progress* with ``Retry-After`` while its
-    request is processed, *key-spent* when that has ended, *another-request* when it was for other permits. After an
-    endpoint that raised, and ``ttl`` after the death of its process, the key is processed again, though some of the
-    work may be done: as a request that was answered 429. With ``unless``, *key-spent* has a ``Retry-After``: the
-    answer may have been stored since ``unless`` looked for it.
+    request is processed, *key-spent* when that has ended, *another-request* when it was for other permits. With
+    ``unless``, *key-spent* has a ``Retry-After``: the answer may have been stored since ``unless`` looked for it.
+
+    A key is processed again after a 429. It is also processed again after an endpoint that raised, and ``ttl`` after
+    the death of its process: then some of the work may already be done.
 
     A request whose permits were lost is answered 503 with ``scope="function"``; otherwise its response has been sent,
     and the loss is logged.
@@ -193,8 +194,8 @@ def lease(
 
     It is released before the response is sent, so that the client's next request doesn't contend with this one.
 
-    :param scope: ``"request"`` gives it back when the response has been sent and the background tasks are done; an
-        endpoint that streams needs it.
+    :param scope: ``"request"`` releases the lease when the response has been sent and the background tasks are done; an
+        endpoint that streams needs this.
 
     Unlike :func:`exclusive` it keeps no transaction open; unlike :func:`semaphore` contention is answered 423.
     Everything else as :func:`semaphore`; ``grant.fence[name]`` is the fencing token.

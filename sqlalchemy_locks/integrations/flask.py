@@ -196,7 +196,7 @@ def _session_maker(db: Any, engine: Engine) -> Engine | sessionmaker[Any]:
 
 @in_forked_child
 def _replace_pools() -> None:
-    """Replace the pools in a new process, also where the parent has used an engine without locks."""
+    """Replace the pools in a new process, also if the parent has used an engine only without its locks."""
     for state in list(_states):
         with contextlib.suppress(Exception):  # an app without an engine gets that error when it uses its locks
             replace_pool(state.locks._engine)

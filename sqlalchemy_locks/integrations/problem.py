@@ -75,7 +75,7 @@ ANOTHER_REQUEST = Kind(
 KEY_SPENT = Kind(
     "key-spent", 409, "Key used up", "The request with this idempotency key has ended; use a new key for a new request."
 )
-#: of a service that stores its answers: the first one may have been stored since it was looked for
+#: for a service that stores its answers: the answer may have been stored since the service looked for it
 ANSWERED = Kind(
     "key-spent",
     409,

@@ -81,7 +81,7 @@ class Metrics:
             self._holds.labels(*labels).observe(occurred.held)
 
 
-#: of a registry, which has one metric of each name
+#: one ``Metrics`` for each registry, since a registry accepts each name once
 _metrics_of = functools.cache(Metrics)
 
 

@@ -130,7 +130,7 @@ class RouteLock:
                 if self._scope == "function":  # otherwise the response has been sent
                     self._refuse(connection, error)
                 elif isinstance(held, AsyncLease):
-                    # no work was lost with it, and a handler for the error could answer nothing
+                    # no work was lost with the permits, and an error handler could not answer any more
                     where = f"{connection.scope.get('method', '')} {connection.url.path}".strip()
                     _log.error("%s was answered, but did not hold its permits to the end: %s", where, error)
                     return
@@ -142,8 +142,8 @@ class RouteLock:
             raise self._problem(connection, kind) from error
 
     def _problem(self, connection: HTTPConnection, kind: Kind) -> LockProblem:
-        # A dependency can't register a handler with the app, which would answer this as any HTTPException: with the
-        # same status and Retry-After, but another body.
+        # A dependency can't register a handler with the app. Without one, the app answers this like any HTTPException:
+        # with the same status and Retry-After, but another body.
         handlers = connection.scope.get(_HANDLERS)
         if handlers:
             handlers[0].setdefault(LockProblem, answer)
@@ -158,13 +158,13 @@ def _refused(route: Any) -> ValueError:
 
 
 def _streams(response_class: type[Response]) -> bool:
-    """Return whether responses of a class are sent by code of its own, which works on after the endpoint."""
+    """Return whether a class sends its responses by code of its own, which works on after the endpoint."""
     return response_class.__call__ is not Response.__call__
 
 
 @lru_cache(1024)
 def _declares_stream(endpoint: Any, response_class: Any) -> bool:
-    """Return whether an endpoint says that it streams, so that it is refused before it has done anything."""
+    """Return whether an endpoint declares that it streams: it is then refused before it has done anything."""
     for function in (endpoint, inspect.unwrap(endpoint), endpoint.__call__):
         if inspect.isasyncgenfunction(function) or inspect.isgeneratorfunction(function):
             return True
@@ -180,7 +180,8 @@ def _declares_stream(endpoint: Any, response_class: Any) -> bool:
 def _response_of_caller() -> Response:
     """Return the response that FastAPI is about to send.
 
-    It tells a dependency nothing of it, but waits for the dependency's end in a function that has it.
+    FastAPI doesn't pass the response to a dependency. But it waits for the dependency's end in a function that has the
+    response in a local variable.
     """
     frame = inspect.currentframe()
     while frame is not None:

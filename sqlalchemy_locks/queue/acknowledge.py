@@ -61,7 +61,7 @@ FIRST_PAUSE, LONGEST_RETRY_PAUSE, DOUBLINGS = 5, 3600, 9
 STALLED = "stalled: its worker sent no heartbeat"
 #: the states of a job that was begun
 RUNNING, COMPLETED, DEAD = "running", "completed", "dead"
-#: the characters of an error that are kept, from its end: what fits into every engine's column
+#: how many characters of an error are stored, from its end: so many fit into every engine's column
 LONGEST_ERROR = 16000
 
 
@@ -84,7 +84,7 @@ class UpdateOwnedJobs(JobOperation):
         return twin
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        """Return what the UPDATE sets."""
+        """Return the columns that the UPDATE sets, and their values."""
         raise NotImplementedError
 
     def build(self, context: BuildContext) -> Executable | None:
@@ -127,16 +127,16 @@ class UpdateOwnedJobs(JobOperation):
         return self.statement(execution.context) is not None and not several
 
     def _update_unlocked(self, execution: Execution, values: dict[str, Any]) -> int:
-        """InnoDB: lock the rows that are free, then update those that are owned; return how many."""
+        """InnoDB: lock the rows that are free, then update the rows that are owned; return their number."""
         if execution.context not in self._steps:
             at = self.jobs.at(execution.context)
             locking: Any = select(at.internal_id, at.claim).where(at.internal_id.in_(bindparam(IDS, expanding=True)))
             locking = force_index(locking, "PRIMARY", at.table).with_for_update(skip_locked=True)
             self._steps[execution.context] = locking, self.update(execution.context)
         locking, updating = self._steps[execution.context]
-        found: Any = execution.execute(locking, {IDS: values[IDS]})
-        unlocked: dict[Any, int] = dict(found.all())
-        owned = [pair for pair in values[PAIRS] if unlocked.get(pair[0]) == pair[1]]
+        rows: Any = execution.execute(locking, {IDS: values[IDS]})
+        claims: dict[Any, int] = dict(rows.all())
+        owned = [pair for pair in values[PAIRS] if claims.get(pair[0]) == pair[1]]
         if not owned:
             return 0
         return execution.execute(updating, {**values, PAIRS: owned, IDS: [id_ for id_, _ in owned]}).rowcount
@@ -167,14 +167,14 @@ def _unlocked(at: RoleColumns) -> Any:
     same = (at.internal_id == owned.c.id, at.claim == owned.c.claim)
     one: Any = select(at.internal_id).where(*_unfinished(at), *same)
     one = one.with_for_update(skip_locked=True, key_share=True).correlate(owned).lateral("locks_one")
-    found = select(one.c[0].label("id"), owned.c.number).select_from(owned.join(one, true()))
+    rows = select(one.c[0].label("id"), owned.c.number).select_from(owned.join(one, true()))
     # materialized, as the numbers of captured_cte() are
-    return found.where(selective_condition(owned.c.number)).cte("locks_unlocked").prefix_with("MATERIALIZED")
+    return rows.where(selective_condition(owned.c.number)).cte("locks_unlocked").prefix_with("MATERIALIZED")
 
 
 def _unfinished(at: RoleColumns) -> tuple[Any, ...]:
-    # not as the condition of the index of running jobs: PostgreSQL would scan that, dead entries included, where the
-    # primary key finds these rows directly
+    # Not written like the condition of the index of running jobs: PostgreSQL would scan that index with its dead
+    # entries, although the primary key finds these rows directly.
     return at.started_at.is_not(None), func.coalesce(at.completed_at, at.failed_at).is_(None)
 
 
@@ -190,7 +190,7 @@ def _bound_pairs(at: RoleColumns) -> Any:
 
 
 def owned_parameters(execution: Execution, jobs: Jobs) -> dict[str, Any]:
-    """Return the values of an execution as a statement with writable CTEs binds ids and claims, as arrays."""
+    """Return the parameters of a statement with writable CTEs, which binds ids and claims as arrays."""
     values = execution.values.copy()
     del values[PAIRS]
     for name in jobs.integer_arrays:
@@ -199,15 +199,15 @@ def owned_parameters(execution: Execution, jobs: Jobs) -> dict[str, Any]:
 
 
 def owned_batches(execution: Execution, jobs: Jobs, table: Table | None = None) -> Iterator[dict[str, Any]]:
-    """Yield the values of an execution as its statement binds ids and claims, for each execution of it.
+    """Yield the parameters for each execution of a statement that binds ids and claims.
 
-    :param table: that the statement changes.
+    :param table: the table that the statement changes.
     """
     if execution.backend.writable_ctes:  # as arrays, which are one parameter each
         yield owned_parameters(execution, jobs)
         return
     values = {name: value for name, value in execution.values.items() if name != CLAIMS}
-    # in one order: two batches with the same jobs would deadlock
+    # always in one order: otherwise two batches with the same jobs could deadlock
     for pairs in execution.batches(sorted(values[PAIRS]), table):
         yield {**values, PAIRS: pairs, IDS: [id_ for id_, _ in pairs]}
 
@@ -220,7 +220,7 @@ class Complete(UpdateOwnedJobs):
 class BeginJobs(UpdateOwnedJobs):
     """Counts the attempts of captured jobs whose handlers are about to begin; skips rows that are locked.
 
-    :param ahead: they begin later, unless the worker dies before.
+    :param ahead: the handlers begin later, unless the worker dies first.
     """
 
     skips_locked = True
@@ -253,7 +253,7 @@ class ClaimedJobs(JobOperation):
 
 
 class ReleaseJobs(UpdateOwnedJobs):
-    """Returns jobs to the queue; an attempt that was counted is not."""
+    """Returns jobs to the queue; an attempt that was counted is subtracted again."""
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
         return {at.started_at: null(), at.attempts: at.attempts - is_begun(at)}
@@ -277,22 +277,23 @@ class Fail(UpdateOwnedJobs):
 
 
 def requeue(at: RoleColumns) -> dict[Any, Any]:
-    """Return what an UPDATE sets on a job whose worker is silent."""
+    """Return the columns that an UPDATE sets on a job whose worker is silent, and their values."""
     dead = and_(is_begun(at) == ONE, at.attempts >= at.max_attempts)
     # the claim matches no worker any more: job.lost becomes true in a handler that still runs
     return {
         **end_attempt(at, dead),
         at.error: case((is_begun(at) == ONE, literal(STALLED, at.error.type)), else_=at.error),
         at.claim: at.claim + TAKEN,
-        # whether its handler began is unknown, and never was this the last attempt
+        # An attempt counted ahead is subtracted: it was not the last one, and whether its handler began is unknown.
         at.attempts: case((is_ahead(at), at.attempts - ONE), else_=at.attempts),
     }
 
 
 def end_attempt(at: RoleColumns, dead: Any) -> dict[Any, Any]:
-    """Return what an UPDATE sets on a job whose attempt has failed; ``dead`` is the condition that it was the last."""
-    # MySQL and MariaDB read the new value of a column that the same UPDATE has changed: none is read, except the last
-    # bit of a claim, which stays, and an attempt that is given back, which was not the last one
+    """Return the same for a job whose attempt has failed; ``dead`` is the condition that it was the last attempt."""
+    # MySQL and MariaDB read the new value of a column that the same UPDATE has changed. So no changed column is read,
+    # with two exceptions: the bits of a claim that this UPDATE doesn't change, and an attempt that is subtracted, which
+    # was not the last one.
     return {at.started_at: case((dead, at.started_at)), at.failed_at: case((dead, Now()))}
 
 
@@ -300,4 +301,4 @@ def storable(error: str) -> str:
     """Return the end of an error's text as every engine can store it."""
     # not every engine stores NUL characters or lone surrogates
     stored = error[-LONGEST_ERROR:].replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
-    return stored[-LONGEST_ERROR:]  # the replacements are longer than what they replace
+    return stored[-LONGEST_ERROR:]  # the replacements have made it longer

@@ -1,4 +1,4 @@
-"""How busy a queue is: its jobs by state, those that were completed lately, those that are dead, and its workers."""
+"""The activity of a queue: its jobs by state, recently completed jobs, dead jobs, and its workers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _LIMIT, _COUNTED = (bindparam(name, type_=Integer()) for name in ("locks_limit",
 
 
 class Stats(JobOperation):
-    """Counts the jobs of each queue by state, each state from the index that only its jobs are in."""
+    """Counts the jobs of each queue by state, each state by the index for its jobs."""
 
     writes = False
 
@@ -72,7 +72,7 @@ class Stats(JobOperation):
         return select(died.c.queue_id, *_columns(dead=func.count())).group_by(died.c.queue_id)
 
     def _running(self, context: BuildContext, at: RoleColumns) -> Any:
-        """Count running jobs, and those whose worker is silent, or has no row and captured them as long ago."""
+        """Count running jobs, and stalled ones: their worker is silent, or has no row and captured them as long ago."""
         columns = [at.queue_id.label("queue_id"), at.started_at.label("at"), at.processing_host.label("host")]
         running = select(*columns).where(*self.jobs.running(at))
         runs: Any = self._counted(context, running, at.started_at).subquery("runs")
@@ -85,14 +85,15 @@ class Stats(JobOperation):
         return select(runs.c.queue_id, *counts).select_from(jobs).group_by(runs.c.queue_id)
 
     def _counted(self, context: BuildContext, jobs: Any, *order: Any) -> Any:
-        """Return which of the jobs are counted: all."""
-        # SQLite would scan all jobs in the order of the GROUP BY, and evaluates a query with a limit by itself
+        """Return the query of the jobs that are counted: all of them."""
+        # SQLite would scan all jobs in the order of the outer GROUP BY; a query with a limit is evaluated separately
         return jobs.limit(1_000_000_000) if context.backend.single_writer else jobs
 
 
 class LimitedStats(Stats):
-    """Counts likewise, but up to ``locks_counted`` running jobs, the longest running first, and dead ones, the last
-    ones first; and none that wait, which :class:`Heads` counts.
+    """Counts like ``Stats``, but at most ``locks_counted`` jobs of each state.
+
+    These are the jobs that have been running longest, and those that died last. :class:`Heads` counts waiting jobs.
     """
 
     def _waiting(self, context: BuildContext, at: RoleColumns) -> list[Any]:
@@ -103,7 +104,10 @@ class LimitedStats(Stats):
 
 
 class NextJobs(JobOperation):
-    """Reads a waiting job of each queue, by a look or two into their index, whose first one is captured next."""
+    """Reads one waiting job of each queue, by one or two look-ups in the index of waiting jobs.
+
+    The index begins with the job that is captured next.
+    """
 
     writes = False
 
@@ -115,7 +119,7 @@ class NextJobs(JobOperation):
             names = select(func.min(at.queue_id).label("queue_id")).where(waiting).cte("names", recursive=True)
             following = select(func.min(at.queue_id)).where(waiting, at.queue_id > names.c.queue_id).correlate(names)
             names = names.union_all(select(following.scalar_subquery()).where(names.c.queue_id.is_not(None)))
-        # in the order of the index, for which MySQL and MariaDB would sort, were it said
+        # without ORDER BY, for which MySQL and MariaDB would sort: the rows come in the order of the index
         of_queue = select(at.run_at).where(at.queue_id == names.c.queue_id, waiting, *self.jobs.class_condition())
         jobs = select(names.c.queue_id, of_queue.limit(1).correlate(names).scalar_subquery().label("run_at")).subquery()
         is_due = jobs.c.run_at <= StatementStart()
@@ -126,7 +130,7 @@ class NextJobs(JobOperation):
 
 
 class Heads(JobOperation):
-    """Counts up to ``locks_counted`` waiting jobs in each of so many queues: those that are captured next."""
+    """Counts at most ``locks_counted`` waiting jobs in each of the bound queues: those that are captured next."""
 
     writes = False
 
@@ -150,7 +154,7 @@ class Completed(JobOperation):
         at = self.jobs.at(context)
         minute = (cast(Elapsed(at.completed_at), BigInteger()) // _MINUTE).label("minute")
         jobs = select(at.queue_id.label("queue_id"), minute).where(at.completed_at >= _SINCE)
-        # InnoDB would otherwise scan and sort the whole table once the rows in question are a tenth of it
+        # without the hint, InnoDB scans and sorts the whole table once these rows are a tenth of it
         jobs = force_index(jobs, f"{context.prefix}job_completed", at.table)
         newest = jobs.order_by(at.completed_at.desc()).limit(_LIMIT).subquery("newest")
         columns = newest.c.queue_id, newest.c.minute
@@ -173,7 +177,7 @@ class DeadJobs(JobOperation):
 
 
 class Workers(JobOperation):
-    """Reads the workers, those that are silent for longest first, and how many jobs each runs."""
+    """Reads the workers, and how many jobs each runs; the worker that is silent for longest comes first."""
 
     writes = False
 
@@ -238,15 +242,15 @@ def _of(kind: type[JobOperation], jobs: Jobs | None) -> JobOperation:
 
 
 def limited_stats(counted: int, stalled_after: float, jobs: Jobs | None = None) -> RowsOperation[Any]:
-    """Count the jobs that run and those that are dead, as ``Queue.stats`` does, up to a number of each.
+    """Count running and dead jobs as ``Queue.stats`` does, up to a number of each.
 
-    :param jobs: in a table of the app's own.
+    :param jobs: the jobs in a table of the app's own.
     """
     return RowsOperation(_of(LimitedStats, jobs), {"locks_older": stalled_after, "locks_counted": counted})
 
 
 def next_jobs(limit: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
-    """Return the queues that have waiting jobs, with counts of one of them each, the latest first.
+    """Return the queues that have waiting jobs, with the counts of one job each; the most overdue job comes first.
 
     :param limit: the most queues. :param jobs: as above.
     """
@@ -254,7 +258,7 @@ def next_jobs(limit: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
 
 
 def heads(queues: Sequence[str], counted: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
-    """Count the waiting jobs of each of the queues, up to a number: those captured next. Returns a row for each queue.
+    """Count at most ``counted`` waiting jobs of each queue: those that are captured next. It gives a row per queue.
 
     :param queues: their names, at most as many as ``HEADS``. :param jobs: as above.
     """
@@ -272,9 +276,9 @@ def dead(limit: int, queue: str | None = None, jobs: Jobs | None = None) -> Rows
 
 
 def workers(limit: int, counted: int, jobs: Jobs | None = None) -> RowsOperation[Any]:
-    """Return the workers: ``host, running, silent, age``, those that are silent for longest first.
+    """Return the workers: ``host, running, silent, age``. The worker that is silent for longest comes first.
 
-    ``running`` is the number of its jobs, ``silent`` how long ago its last heartbeat was, ``age`` its start.
+    ``running`` is the number of its jobs; ``silent`` and ``age`` are the seconds since its last heartbeat and start.
 
     :param counted: the most running jobs that are counted, of all workers; if the numbers add up to it, there are more.
     :param jobs: in a table of the app's own.

@@ -15,7 +15,7 @@ from sqlalchemy_locks.core.roles import RoleColumns, RoleMapping
 from sqlalchemy_locks.queue.jobs import NO_CLAIM, JobOperation
 from sqlalchemy_locks.sql.clock import Instant, Now, PlusSeconds
 
-#: what a cancelled job has as its ``error``; a completed one has none
+#: the ``error`` of a cancelled job; a completed job has none
 CANCELLED = "cancelled"
 
 
@@ -24,7 +24,7 @@ def _chosen(at: RoleColumns) -> Any:
 
 
 class GetJob(JobOperation):
-    """Reads one job, whatever its state: a row, or in a session an entity of a mapped class; ``None`` without one."""
+    """Reads one job in any state: a row, or in a session an entity of a mapped class; ``None`` if it doesn't exist."""
 
     writes = False
 
@@ -42,12 +42,12 @@ class GetJob(JobOperation):
 
 
 class UpdateWaitingJob(JobOperation):
-    """Changes one job that waits, and returns whether there was one. It waits for a transaction that captures it."""
+    """Changes one waiting job, and returns whether there was one. It waits for a transaction that is capturing it."""
 
     wait_limit = "setting"
 
     def changes(self, at: RoleColumns) -> dict[Any, Any]:
-        """Return what the UPDATE sets."""
+        """Return the columns that the UPDATE sets, and their values."""
         raise NotImplementedError
 
     def build(self, context: BuildContext) -> Executable | None:

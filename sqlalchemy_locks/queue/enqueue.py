@@ -40,13 +40,13 @@ _UNSTORABLE = re.compile(
 )
 #: the same halves where the serializer doesn't escape them
 _HALF = re.compile("[\ud800-\udfff]")
-#: what may be too much for an engine, beside a long text
+#: numbers that an engine may refuse or change
 _LARGE = re.compile(r"\d{16}|\d[eE]")
 #: a string, with the colon that makes it a key; a number; a bracket
 _TOKEN = re.compile(r'("(?:[^"\\]|\\.)*")(\s*:)?|-?\d[\d.eE+-]*|[\[\]{}]')
-#: MariaDB's; MySQL has 100
+#: MariaDB's limit of nested lists and objects; MySQL's is 100
 _MOST_LEVELS = 31
-#: in bytes: MySQL's
+#: MySQL's limit of a key in an object, in bytes
 _LONGEST_KEY = 65535
 KEYS = "locks_keys"
 _SERVER_RUN_AT = select(PlusSeconds(Now(), bindparam("locks_run_in", type_=Float())))
@@ -56,10 +56,11 @@ class Enqueue(JobOperation):
     """Inserts a batch of jobs, except those whose ``external_id`` exists, or whose unique key a waiting job has.
 
     :param when: where ``run_at`` comes from: ``now``, a bound instant (``at``) or a bound number of seconds (``in``).
-    :param known: some ``external_id`` may exist. They are looked up first where an INSERT would wait for the
-        transaction that is working on that job before it finds out.
-    :param unique: each job has a unique key. A waiting job that has it is locked, so that it begins after the caller's
-        commit. The call waits for an uncommitted capture of it, so that no job that has begun replaces the new one.
+    :param known: some ``external_id`` may exist already. They are looked up first where the INSERT would wait for a
+        transaction that is working on such a job.
+    :param unique: each job has a unique key. A waiting job with the same key is locked, so that it begins after the
+        caller's commit. The call waits for an uncommitted capture of that job, so that a job that has begun never
+        replaces the new one.
     """
 
     uses_nonce = True
@@ -138,15 +139,15 @@ class Enqueue(JobOperation):
         payloads: Sequence[Any] = common.pop("locks_payloads")
         of_column: Any = self.jobs.columns.payload.type
         if isinstance(of_column, JSON):
-            # here and not by SQLAlchemy, since the text is checked; by the engine's json_serializer, if it has one
+            # not by SQLAlchemy, because the text is checked here; the engine's json_serializer is used if it has one
             dialect = execution.connection.dialect
             plain: Any = JSON()
             serialize: Any = plain.bind_processor(json_as_text(dialect))
-            # psycopg's gives an object; there the text is cast
+            # psycopg's processor returns an object: on PostgreSQL the plain text is cast instead
             if not execution.backend.writable_ctes:
                 serialize = of_column.dialect_impl(dialect).bind_processor(dialect) or serialize
             payloads = list(map(partial(_checked, serialize=serialize), payloads))
-        # random ids: others at each execution, and the same ones where one and the same call is retried
+        # random ids: each execution draws others, and a retry of the same call draws the same ones
         ids: Sequence[UUID] = common.pop(IDS) or [
             UUID(bytes=hashlib.sha256(f"{execution.nonce}:{number}".encode()).digest()[:16], version=4)
             for number in range(len(payloads))
@@ -154,7 +155,7 @@ class Enqueue(JobOperation):
         keys: Sequence[Any] = common.pop(KEYS, ids)
         jobs = list(zip(ids, payloads, keys, strict=True))
         if self.known or self.unique:
-            # always in the same order: two batches with the same ids, or keys, would deadlock
+            # always in the same order: otherwise two batches with the same ids or keys could deadlock
             jobs.sort(key=lambda job: str(job[2]))
         if self.unique and execution.context.cluster is not None:
             self._require_microseconds(execution)
@@ -172,7 +173,7 @@ class Enqueue(JobOperation):
             common["locks_topic"] = self.jobs.topic(common[QUEUE_NAME])
             rows: Any = execution.execute(statement, common)
             waiting = {key: id for key, id, *_ in rows} if self.unique else {}
-        # a key that no job waits with is of one that an earlier attempt at this call has put, and captured since
+        # If no waiting job has a key, an earlier attempt of this call has put the job, and it was captured since.
         external_ids = map(waiting.get, keys, ids)
         return IteratorResult(SimpleResultMetaData(["external_id"]), zip(external_ids))
 
@@ -193,7 +194,7 @@ class Enqueue(JobOperation):
         self._refuse_other_keys(execution.context)
         looks_up = self.known and not execution.backend.single_writer
         if self.unique:
-            # PostgreSQL's INSERT would refuse an id that an earlier attempt at this call has put
+            # PostgreSQL's INSERT would refuse an id that an earlier attempt of this call has put
             looks_up = execution.backend.writable_ctes
         if looks_up:
             lookup = select(external_id).where(external_id.in_(bindparam(IDS, expanding=True)))
@@ -231,11 +232,11 @@ class Enqueue(JobOperation):
             return reading
         index = unique_index(at)
         assert index is not None
-        # not from an old snapshot; by the index, or MySQL may lock every row that a scan of the table passes
+        # FOR UPDATE, since the snapshot may be old; by the index, since MySQL may lock every row that a scan passes
         return force_index(reading, f"`{index.name}`", at.table).with_for_update()
 
     def _require_microseconds(self, execution: Execution) -> None:
-        """:raises Unsupported: where the smallest change of ``run_at`` would be none."""
+        """:raises Unsupported: where ``run_at`` has no microseconds, so that adding one would change nothing."""
         run_at = self.jobs.at(execution.context).run_at
         if not run_at.type.compile(dialect=execution.connection.dialect).endswith("(6)"):
             raise Unsupported(
@@ -259,7 +260,7 @@ class Enqueue(JobOperation):
                 )
 
     def _values(self, context: BuildContext) -> dict[Any, Any]:
-        """Return what an INSERT of one row sets."""
+        """Return the columns that an INSERT of one row sets, and their values."""
         at, own = self.jobs.at(context), self.jobs.target
         payload: Any = bindparam("locks_payload", type_=at.payload.type)
         if isinstance(at.payload.type, JSON):
@@ -295,18 +296,19 @@ def _look_up(
 
 
 def _checked(payload: Any, serialize: Callable[[Any], Any]) -> Any:
-    """Serialize a payload, and refuse what is no JSON, or what a server's JSON type can't keep.
+    """Serialize a payload; refuse one that is no JSON, or that the JSON type of some server can't keep.
 
-    :raises ValueError: for NaN and the infinities, NUL, half of a surrogate pair, and what one of the engines refuses
-        or changes: a number of more than 64 bits, more than 31 levels, a key of more than 65,535 bytes.
-    :raises TypeError: for what the engine's serializer doesn't know.
+    :raises ValueError: for NaN and the infinities, NUL, half of a surrogate pair; and because one of the engines
+        refuses or changes it, for a number of more than 64 bits, more than 31 levels, a key of more than 65,535 bytes.
+    :raises TypeError: for a value that the engine's serializer doesn't know.
     """
     try:
         text = serialize(payload)
         text = text.decode() if isinstance(text, bytes) else text
         if not isinstance(text, str):
             return text
-        if "NaN" in text or "Infinity" in text:  # perhaps in a string; what only the engine's serializer knows is null
+        if "NaN" in text or "Infinity" in text:
+            # json.dumps ignores these words inside a string; a value that only the engine's serializer knows is null
             json.dumps(payload, allow_nan=False, skipkeys=True, default=lambda _: None)
     except RecursionError as error:
         raise _too_deep() from error
@@ -344,7 +346,7 @@ def _portable(text: str) -> str:
         elif token in "]}":
             level -= 1
         elif set(".eE").isdisjoint(token):
-            # compared as texts: Python refuses to convert thousands of digits
+            # the length first: Python refuses to convert thousands of digits
             if len(token) > 20 or not -(2**63) <= int(token) < 2**63:
                 raise ValueError(
                     f"an integer of a payload has at most 64 bits, a larger one is sent as a string: {token}"
@@ -387,24 +389,24 @@ def _one_for_each(values: list[T], number: int, what: str) -> list[T]:
     return values
 
 
-def as_uuid(given: Any) -> UUID:
-    """Return an ``external_id`` that is given as a UUID or as its text."""
-    if isinstance(given, UUID):
-        return given
-    if not isinstance(given, str):
-        raise TypeError(f"an external_id is a UUID, not {given!r}")
+def as_uuid(value: Any) -> UUID:
+    """Return an ``external_id``, a UUID or the text of one, as a UUID."""
+    if isinstance(value, UUID):
+        return value
+    if not isinstance(value, str):
+        raise TypeError(f"an external_id is a UUID, not {value!r}")
     try:
-        return UUID(given)
+        return UUID(value)
     except ValueError:
         raise ValueError(
-            f"an external_id is a UUID, and {given!r} is none: uuid.uuid5(namespace, name) makes one of any name"
+            f"an external_id is a UUID, and {value!r} is none: uuid.uuid5(namespace, name) makes one of any name"
         ) from None
 
 
-def utc_instant(given: Any) -> datetime:
+def utc_instant(run_at: Any) -> datetime:
     """Return a ``run_at`` in UTC. :raises ValueError: without a time zone."""
-    if not isinstance(given, datetime):
-        raise TypeError(f"run_at is a datetime, not {given!r}")
-    if given.tzinfo is None or given.utcoffset() is None:
-        raise ValueError(f"run_at needs a time zone: {given!r} is another instant on another machine")
-    return given.astimezone(timezone.utc)
+    if not isinstance(run_at, datetime):
+        raise TypeError(f"run_at is a datetime, not {run_at!r}")
+    if run_at.tzinfo is None or run_at.utcoffset() is None:
+        raise ValueError(f"run_at needs a time zone: {run_at!r} is another instant on another machine")
+    return run_at.astimezone(timezone.utc)

@@ -1,7 +1,7 @@
 """Capturing jobs, by an app or by a worker.
 
-A worker decodes the payload of a job, and columns of the app's own, in the slot that runs it: one that can't be decoded
-fails that job alone. If the reply to its capture is lost, it finds the captured jobs by its host name.
+A worker decodes the payload of a job, and columns of the app's own, in the slot that runs the job: a value that can't
+be decoded fails that job alone. If the reply to a capture is lost, the worker finds the captured jobs by its host name.
 """
 
 from __future__ import annotations
@@ -68,10 +68,10 @@ class CaptureJobs(JobCapture):
         return []
 
     def capture(self, context: BuildContext, *, begun: bool, counted: Any = None, **options: Any) -> CaptureSpec:
-        """Return what is captured.
+        """Return the description of the capture.
 
         :param begun: the attempt of each job counts, and its claim says so.
-        :param counted: 1 for a job whose attempt counts, else 0; ``None``: of no job.
+        :param counted: 1 for a job whose attempt counts, else 0; ``None``: no attempt counts.
         """
         at = self.jobs.at(context)
         claim: Any = bindparam(
@@ -102,7 +102,8 @@ class CaptureJobs(JobCapture):
 class FetchJobs(CaptureJobs):
     """Captures jobs for a worker, and returns undecoded rows. An attempt counts when its handler begins."""
 
-    # MariaDB keeps locks on the rows that a search passes until the transaction ends, and those are other workers' jobs
+    # Another search would lock more jobs of other workers: MariaDB keeps all rows that a search passes locked until the
+    # transaction ends.
     fewer = True
 
     def build_spec(self, context: BuildContext) -> CaptureSpec:
@@ -110,19 +111,19 @@ class FetchJobs(CaptureJobs):
         return self.capture(context, begun=False, counted=self.counted(context), read=read)
 
     def counted(self, context: BuildContext) -> Any:
-        """Return 1 for a job whose attempt counts with its capture, else 0; ``None``: of no job."""
+        """Return 1 for a job whose attempt counts with its capture, else 0; ``None``: no attempt counts."""
         return None
 
 
 class CompleteAndFetch(FetchJobs):
     """Completes jobs, skipping rows that another session has locked, and captures others, in one statement.
 
-    With ``writable_ctes``, and for the shipped table. Attempts of handlers that begin at once may be counted with it,
-    except last ones, and those that follow the death of a worker.
+    Only with ``writable_ctes``, and for the shipped table. The statement may also count the attempts of handlers that
+    begin at once, but neither last attempts nor those that follow the death of a worker.
 
-    :param limit: how many it captures at most; by default that is bound.
-    :param after: capture only jobs after a position, which is bound. The index keeps entries of captured jobs while
-        another session has an old snapshot, and this search doesn't read those before the position.
+    :param limit: how many jobs are captured at most; ``None``: the bound number.
+    :param after: capture only jobs after a bound position. While another session has an old snapshot, the index keeps
+        the entries of captured jobs; this search doesn't read those before the position.
     """
 
     def __init__(self, jobs: Jobs, name: str, complete: Complete, limit: int | None, *, after: bool) -> None:
@@ -175,7 +176,7 @@ class JobsOfHost(JobOperation):
 
 
 def undecoded(jobs: Jobs, context: BuildContext, columns: Any) -> list[Any]:
-    """Return the columns that a worker reads, those that a slot decodes as the driver gives them."""
+    """Return the columns that a worker reads. Those that a slot decodes are read as the driver returns them."""
     table = jobs.at(context).table
     decoded = _decoded_later(jobs)
     read = []
@@ -195,18 +196,18 @@ def undecoded(jobs: Jobs, context: BuildContext, columns: Any) -> list[Any]:
 
 def decoders(jobs: Jobs, dialect: Dialect) -> list[tuple[int, Callable[[Any], Any]]]:
     """Return the index and the decoder of each column that a slot decodes."""
-    later = _decoded_later(jobs)
-    made = [
-        (index, _decoder(jobs.columns.table.c[key].type, dialect)) for key, index in jobs.keys.items() if key in later
+    keys = _decoded_later(jobs)
+    pairs = [
+        (index, _decoder(jobs.columns.table.c[key].type, dialect)) for key, index in jobs.keys.items() if key in keys
     ]
-    return [(index, decode) for index, decode in made if decode is not None]
+    return [(index, decode) for index, decode in pairs if decode is not None]
 
 
 def _decoded_later(jobs: Jobs) -> set[str]:
     """Return the keys of the payload and of the app's own columns."""
     at = jobs.columns
     used = set(at.roles) - {"payload"}
-    # an expression of the server's is part of the SELECT
+    # the server converts a column whose type has a column_expression
     return {
         column.key for column in at.table.c if column.key not in used and column.type.column_expression(column) is None
     }
@@ -219,7 +220,7 @@ def _decoder(type_: Any, dialect: Dialect) -> Callable[[Any], Any] | None:
         type_ = type_.impl_instance
     decode: Callable[[Any], Any] | None = type_.dialect_impl(dialect).result_processor(json_as_text(dialect), None)
     if decode is None and isinstance(type_, JSON):
-        # the driver decodes it, unless it is read as a text
+        # the type leaves that to the driver, which decodes nothing here: the column is read as text
         json_type: Any = JSON()
         decode = json_type.result_processor(json_as_text(dialect), None)
     if not layers:

@@ -25,8 +25,8 @@ from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 #: the claim of a job that no worker has: ``draw_job_claim`` never returns it
 NO_CLAIM: Any = literal_column("0")
 #: the last three bits of a claim: the attempt was counted, since a handler has begun or is about to; the job was taken
-#: from its owner; the attempt was counted before the handler could begin. So a claim is still recognized after the
-#: reply to such a change was lost.
+#: from its owner; the attempt was counted before the handler could begin. So the owner still recognizes its claim when
+#: the reply to such a change was lost.
 BEGUN, TAKEN, COUNTED_AHEAD = 1, 2, 4
 ROLES = (
     "internal_id",
@@ -47,7 +47,7 @@ ROLES = (
 )
 #: the role of a column that a table of the user's own may lack
 UNIQUE_KEY = "unique_key"
-#: columns of the shipped table whose values a worker knows of each job that it captures: it doesn't read them
+#: columns of the shipped table that a worker doesn't read: it knows their values for each job that it captures
 _CAPTURED = ("queue_id", "processing_host", "completed_at", "failed_at", UNIQUE_KEY)
 #: the order in which jobs are captured
 ORDER = ("priority", "run_at", "internal_id")
@@ -139,7 +139,7 @@ class Jobs:
             )
 
     def free_key(self, at: RoleColumns) -> dict[Any, Any]:
-        """Return what an UPDATE sets to free the unique key of a job that no longer waits."""
+        """Return the column that an UPDATE sets to free the unique key of a job that no longer waits."""
         return {at.unique_key: null()} if UNIQUE_KEY in at else {}
 
     def at(self, context: BuildContext) -> RoleColumns:
@@ -155,7 +155,7 @@ class Jobs:
         return self.own or _shipped(tables(DEFAULT_SCHEMA, "").job)
 
     def expire(self, execution: Execution, changes: Iterable[Any]) -> None:
-        """Expire what was changed of those jobs, named by ``IDS``, that are loaded in the session."""
+        """Expire the changed attributes of the jobs in ``IDS``, as far as they are loaded in the session."""
         if self.target is not None and execution.session is not None:
             self.target.expire(execution.session, changes, execution.values[IDS])
 
@@ -204,7 +204,7 @@ class Jobs:
         return tuple(key for key in keys if self.target is not None or key not in _CAPTURED)
 
     def captured(self, queue: str, host: str) -> tuple[Any, ...]:
-        """Return the values of the other columns."""
+        """Return the values of the columns that a worker doesn't read."""
         return () if self.target is not None else (queue, host, None, None, None)
 
     @cached_property
@@ -235,7 +235,7 @@ def stored_type(type_: Any) -> Any:
 
 
 def draw_job_claim(column: Any, *, begun: bool) -> int:
-    """Draw the claim of a capture, with the last bit of an attempt that counts from the capture on."""
+    """Draw the claim of a capture. :param begun: the attempt counts from the capture on: its last bit is set."""
     return ((draw_claim(column) & ~(BEGUN | TAKEN | COUNTED_AHEAD)) or 8) | (BEGUN if begun else 0)
 
 
@@ -337,7 +337,7 @@ def _routed(table: Table) -> Any:
 
 
 def _id_and_claim(job: Any) -> tuple[Any, int] | None:
-    """Return id and claim of a captured job; ``None`` for what is none.
+    """Return id and claim of a captured job; ``None`` for anything else.
 
     :raises ValueError: for an entity that was loaded rather than captured.
     """
@@ -353,5 +353,5 @@ def _id_and_claim(job: Any) -> tuple[Any, int] | None:
         )
     if proof is not None:
         return proof[0], proof[1]
-    row: Any = job  # Any, whatever was excluded above
+    row: Any = job
     return (row.internal_id, row.claim) if hasattr(row, "internal_id") and hasattr(row, "claim") else None

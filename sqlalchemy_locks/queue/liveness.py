@@ -1,10 +1,11 @@
 """The rows of workers, and the jobs of those that are silent.
 
-A worker is a row, and its heartbeat one UPDATE of it. A running job is stalled when the row of its worker is silent, or
-when it has none (it was captured without a worker, or the row was deleted) and was captured as long ago.
+Each worker has a row, and a heartbeat is one UPDATE of it. A running job is stalled when its worker is silent. A job
+whose worker has no row (it was captured without a worker, or the row was deleted) is stalled when it was captured as
+long ago.
 
 A reclaim locks the row of a silent worker first, reads it again, and deletes it in the transaction that takes its jobs.
-So a late heartbeat either comes before, and the worker keeps its jobs, or it matches no row, and the worker knows that
+A late heartbeat comes before the lock, and the worker keeps its jobs; or it matches no row, and the worker knows that
 it has lost them.
 """
 
@@ -23,11 +24,11 @@ from sqlalchemy_locks.queue.jobs import HOST, Jobs, WorkerRows
 from sqlalchemy_locks.queue.maintenance import JobSweep
 from sqlalchemy_locks.sql.clock import Instant, Now, SecondsAgo
 
-#: how long a worker has sent no heartbeat whose jobs are stalled, by default, in seconds
+#: after how many seconds without a heartbeat the jobs of a worker are stalled, by default
 STALLED_AFTER = 300
 #: how long a worker without jobs has to be silent before its row is deleted, in seconds
 FORGET_AFTER = 86400.0
-#: the most such rows that are deleted in one transaction
+#: the most rows of silent workers, with or without jobs, that one transaction deletes
 _FORGET = 100
 
 
@@ -105,9 +106,9 @@ class RemoveWorker(WorkerRow):
 class Requeue(JobSweep):
     """Returns stalled jobs to the queue, or marks them as dead after their last attempt; deletes silent workers.
 
-    :param since: workers are silent that have sent no heartbeat since the instant that is bound, nor for the seconds
-        that are bound: after the server's clock was set back, the instant is later than what is sent from then on.
-        Otherwise only the seconds count.
+    :param since: an instant is bound besides the seconds, and a worker is silent if its last heartbeat is older than
+        both. The instant alone isn't enough: when the server's clock is set back, later heartbeats are stamped before
+        it. By default only seconds are bound.
     """
 
     def __init__(self, jobs: Jobs, *, since: bool = False) -> None:
@@ -171,7 +172,7 @@ class Requeue(JobSweep):
         return hosts, number
 
     def _silent(self, context: BuildContext) -> Any:
-        """Return the SELECT of silent workers that have jobs, how many, and of those without that are long gone."""
+        """Return the SELECT of silent workers and their number of jobs; without jobs, only of those long gone."""
         at = self.jobs.at(context)
         assert self.jobs.workers is not None
         workers = self.jobs.workers.columns(context)
@@ -189,9 +190,9 @@ class Requeue(JobSweep):
         return silent.order_by(heartbeat_at).limit(_FORGET)
 
     def _delete(self, execution: Execution, at: Any, host: str) -> bool:
-        """Lock the row of a silent worker, look at it again, and delete it; return whether it was silent.
+        """Lock the row of a silent worker, check it again, and delete it; return whether the worker was silent.
 
-        One that is locked is sending a heartbeat, or its jobs are being taken.
+        A locked row is skipped: its worker is sending a heartbeat, or its jobs are being taken.
         """
         values = {**execution.values, HOST: host}
         own = at["host"] == bindparam(HOST, type_=at["host"].type)

@@ -18,7 +18,7 @@ class JobSweep(JobCapture):
     counts = True
 
     def chosen(self, column: Any, name: str = QUEUE_NAME) -> Any:
-        """Return the condition that a column has the value that is bound, if any is."""
+        """Return the condition that a column has the bound value; any value if ``None`` is bound."""
         value = bindparam(name, type_=column.type)
         return or_(value.is_(None), column == value)
 

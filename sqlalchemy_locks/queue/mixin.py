@@ -16,7 +16,7 @@ from sqlalchemy_locks.sql.tables import ExternalId, exact_name
 
 
 class _JSONB(JSONB):
-    """JSONB as a revision spells it: Alembic, on other engines, copies ``Text()`` from its repr without an import."""
+    """JSONB whose repr a revision can contain: on other engines Alembic copies JSONB's ``Text()`` without an import."""
 
     __module__ = JSONB.__module__
 

@@ -115,7 +115,7 @@ class Queue(EntityPattern[E]):
         self._capture = CaptureJobs(jobs, "Queue.capture")
         self._fetch_jobs = FetchJobs(jobs, "Queue.fetch")
         self._complete = Complete(jobs, "Queue.complete")
-        #: by the batch of a worker
+        #: by the limit, ``None`` for a bound one, and whether there is a position to search from
         self._complete_and_fetch_jobs = lru_cache(maxsize=8)(
             lambda limit, after: CompleteAndFetch(jobs, "Queue.fetch", self._complete, limit, after=after)
         )
@@ -160,9 +160,9 @@ class Queue(EntityPattern[E]):
         :param external_id: a UUID that can be shown to users, or one for each payload; random if not given. It is
             the idempotency key: if a job with it exists, whatever its state, none is put.
         :param unique: a key, up to 255 characters, or one for each payload: if a job with it waits in this queue, none
-            is put. A capture frees the key, so that a change that is made while the job runs puts another one. The
-            waiting job is locked until your transaction ends: it begins after your commit, and sees what you wrote. A
-            capture that isn't committed is waited for.
+            is put. A capture frees the key, so that a change that is made while the job runs puts another job. The
+            waiting job is locked until your transaction ends: it begins after your commit, and sees what you wrote.
+            The call waits for a capture that isn't committed.
         :param run_at: the earliest time to run it; a ``datetime`` with a time zone.
         :param run_in: the same as seconds from now, by the server's clock.
         :param priority: smaller values are captured first.
@@ -176,12 +176,12 @@ class Queue(EntityPattern[E]):
         :raises Unsupported: with ``unique``, or several payloads, in autocommit on MySQL, MariaDB and SQLite, or any in
             a table of your own on PostgreSQL; and on MySQL and MariaDB for such a table with another unique constraint.
 
-        Executed again, it puts other jobs, unless their ids are given; a retry by ``Locks`` after a lost reply puts the
-        same ones.
+        A second execution of the operation puts other jobs, unless their ids are given. A retry by ``Locks`` after a
+        lost reply puts the same jobs.
 
-        The whole batch is one statement, in the order of the ids or keys where they are given, so that two transactions
-        that put the same ones can't deadlock; on MySQL and MariaDB given ids are looked up in a statement before it,
-        jobs with keys in one after it, and drivers send a batch of more than a megabyte in several.
+        The whole batch is one statement. Jobs with given ids or keys are put in the order of these, so that two
+        transactions with the same ids or keys can't deadlock. On MySQL and MariaDB a statement before it looks up given
+        ids, a statement after it looks up jobs with keys, and drivers send more than a megabyte in several statements.
 
         >>> queue = sl.Queue()
         >>> job_id = session.scalar(queue.put({"to": "a@example.org"}, queue="mail", max_attempts=5))
@@ -308,17 +308,18 @@ class Queue(EntityPattern[E]):
         """Return the jobs of dead workers to the queue: an attempt that had begun counts, and after the last one the
         job is dead.
 
-        :param older_than: how long ago a worker has sent its last heartbeat, in seconds: several times the workers'
-            ``heartbeat``; and how long ago a job was captured without a worker. A queue on a table of your own that is
-            made without ``workers=`` knows of no worker: it requeues all jobs that run for so long.
+        :param older_than: how long ago a worker must have sent its last heartbeat, in seconds: several times the
+            workers' ``heartbeat``. A job without a worker must have been captured as long ago. A queue on a table of
+            your own that is made without ``workers=`` knows of no worker: it requeues all jobs that run for so long.
         :param queue: only those of this queue; ``None``: of all queues.
         :param limit: the most jobs of one call, so that no transaction is long; call it again when it returns as many.
             The jobs of one worker are returned together, even if they are more.
         :return: how many.
         :raises Unsupported: in autocommit, since a silent worker is deleted in the transaction that takes its jobs.
 
-        Commit soon: the worker waits for it. On MySQL and MariaDB execute it in a new transaction, or with ``Locks``: a
-        snapshot that is older than ``older_than`` doesn't show the workers that have started since.
+        Commit soon: until then the heartbeats of such a worker wait. On MySQL and MariaDB execute the operation in a
+        new transaction, or with ``Locks``: a snapshot that is older than ``older_than`` doesn't show the workers that
+        have started since.
 
         >>> queue = sl.Queue()
         >>> session.scalar(queue.requeue_stalled(300))
@@ -387,8 +388,8 @@ class Queue(EntityPattern[E]):
         """End a waiting job without running it.
 
         :param id: its ``external_id``, which stays known: putting it again puts no job.
-        :return: whether it was cancelled: ``False`` if it is running, has ended, or doesn't exist. A transaction that
-            is capturing it is waited for.
+        :return: whether it was cancelled: ``False`` if it is running, has ended, or doesn't exist. The call waits for a
+            transaction that is capturing it.
 
         A cancelled job is completed and has the error ``"cancelled"``: ``revive`` doesn't return it to the queue, and
         ``delete_finished`` deletes it in time.
@@ -426,7 +427,7 @@ class Queue(EntityPattern[E]):
 
     @shaped(INT_ROW)
     def pause(self, *queues: str) -> Operation[Any]:
-        """Let no more jobs of these queues be captured, from the commit on; running jobs continue, and put jobs wait.
+        """Stop the captures of these queues, from the commit on: running jobs continue, and new jobs wait.
 
         :return: how many weren't paused already.
         :raises ValueError: for jobs in a table of your own.
@@ -440,7 +441,7 @@ class Queue(EntityPattern[E]):
 
     @shaped(INT_ROW)
     def resume(self, *queues: str) -> Operation[Any]:
-        """Let jobs of paused queues be captured again; idle workers find them within their ``poll`` seconds.
+        """Allow captures of paused queues again; idle workers find the jobs within their ``poll`` seconds.
 
         :return: how many were paused.
 
@@ -464,11 +465,11 @@ class Queue(EntityPattern[E]):
         """Count the jobs of each queue: rows of ``queue_id, waiting, scheduled, running, dead, stalled, oldest,
         paused``.
 
-        ``scheduled`` are jobs whose ``run_at`` is to come, ``stalled`` those of the running ones whose worker is
-        silent, ``oldest`` is the earliest ``run_at`` of the waiting ones. Queues that have completed jobs only, and
-        aren't paused, are left out.
+        ``scheduled`` jobs have a ``run_at`` in the future. ``stalled`` jobs are running jobs whose worker is silent.
+        ``oldest`` is the earliest ``run_at`` of the waiting jobs. A queue that has only completed jobs, and isn't
+        paused, has no row.
 
-        :param stalled_after: how long ago a worker has sent its last heartbeat, in seconds.
+        :param stalled_after: after how many seconds without a heartbeat a worker is silent.
 
         >>> queue = sl.Queue()
         >>> stats = session.execute(queue.stats()).all()
@@ -517,7 +518,7 @@ class Queue(EntityPattern[E]):
         return RowsOperation(self._claimed_jobs, self._jobs.owned_pairs(jobs))
 
     def _requeue_silent(self, stalled_after: float, by: datetime, *, queue: str, limit: int) -> Operation[Any]:
-        """Requeue the jobs of workers that have sent no heartbeat for some seconds, now and at an instant."""
+        """Requeue the jobs of workers whose last heartbeat was some seconds before now, and before ``by`` as well."""
         since, forgotten = by - timedelta(seconds=stalled_after), by - timedelta(seconds=stalled_after + FORGET_AFTER)
         silent = {"locks_silent": stalled_after, "locks_since": since, "locks_forgotten": forgotten}
         return Operation(self._requeue_since, {LIMIT: limit, QUEUE_NAME: queue, **silent})

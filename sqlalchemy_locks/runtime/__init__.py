@@ -1,1 +1,1 @@
-"""Events, renewal, re-entry, and queues of the process: what the facade is made of, and no SQL pattern."""
+"""The parts of the facade that contain no SQL pattern: events, renewal, re-entry, and queues in the process."""

@@ -16,7 +16,7 @@ from sqlalchemy_locks._validation import UNFINISHED, is_coroutine_function, is_u
 T = TypeVar("T")
 P = ParamSpec("P")
 
-#: results whose code has still to run; the last two are what contextlib.contextmanager and its twin make
+#: results whose code has yet to run; contextlib.contextmanager and asynccontextmanager make the last two
 _UNFINISHED = *UNFINISHED, contextlib.ContextDecorator, contextlib.AsyncContextDecorator
 
 
@@ -35,7 +35,7 @@ def check_coroutine(function: Any, what: str) -> None:
 
 
 def refuse_truth(block: Any) -> bool:
-    """Be the ``__bool__`` of a block: ``if locks.exclusive(...):`` would lock nothing."""
+    """Raise, as the ``__bool__`` of a block: ``if locks.exclusive(...):`` would lock nothing."""
     raise TypeError("a block acquires when it is entered: use it in a with statement, or as a decorator")
 
 
@@ -68,7 +68,7 @@ def in_async_block(
 
 
 def _finished(result: T, what: str) -> T:
-    """Return a result, unless some of its code has yet to run, in a plain wrapper or in a response that streams."""
+    """Return a result; refuse one whose code has yet to run, such as a coroutine or a response that streams."""
     parts = result if isinstance(result, tuple) else (result,)  # as a Flask view returns a body and a status
     if any(is_unfinished(part, _UNFINISHED) or _is_stream(part) for part in parts):
         raise TypeError(

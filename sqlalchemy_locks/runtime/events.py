@@ -26,9 +26,9 @@ _LEVELS = {"lost": logging.WARNING, "retried": logging.WARNING, "swept": logging
 class Observed(EventTarget):
     """The target of listeners: ``Locks``, and ``AsyncLocks`` through it."""
 
-    #: the owner that is stored with what is acquired
+    #: the owner that is stored with permits and mutexes
     owner: str
-    #: whether every event is logged; asked before frequent events, as their listeners are
+    #: whether every event is logged; frequent events are emitted only then, or if they have listeners
     _is_logged = staticmethod(partial(log.isEnabledFor, logging.DEBUG))
 
     @property
@@ -99,22 +99,22 @@ class LockEvents(event.Events[Observed]):
         add_listener(event_key, **kw)
 
     def waited(self, event: LockEvent) -> None:
-        """A wait has ended: with the lock, and ``acquired`` follows, or without it, and there is an ``error``."""
+        """A wait has ended. With the lock, ``acquired`` follows; without it, the event has an ``error``."""
 
     def acquired(self, event: LockEvent) -> None:
         """A lock, a mutex, permits or a period were acquired."""
 
     def released(self, event: LockEvent) -> None:
-        """It was released; every block that was ``acquired`` ends with this, and with its ``error`` if it had one."""
+        """It was released; every block that was ``acquired`` ends with this event, and its ``error`` if it raised."""
 
     def lost(self, event: LockEvent) -> None:
         """It was lost before its holder released it."""
 
     def retried(self, event: LockEvent) -> None:
-        """A transient error is followed by a retry, the ``count``-th."""
+        """A transient error is followed by a retry; ``count`` is its number."""
 
     def swept(self, event: LockEvent) -> None:
-        """A sweep has released ``count`` requests whose holders would not."""
+        """A sweep has released ``count`` requests that their holders will not release."""
 
     def acted(self, event: LockEvent) -> None:
-        """A visitor of the dashboard, the ``owner``, has done what ``kind`` says, e.g. ``dashboard.resize``."""
+        """A visitor of the dashboard, the ``owner``, has executed the action ``kind``, e.g. ``dashboard.resize``."""

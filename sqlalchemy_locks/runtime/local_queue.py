@@ -21,8 +21,8 @@ from sqlalchemy.util import await_only
 from sqlalchemy_locks._forks import in_forked_child
 from sqlalchemy_locks.core.asyncio_waits import FOREVER, wait_for_future
 
-#: of each engine, by its dialect, which its copies with other options share
-_every: WeakKeyDictionary[Dialect, LocalQueues] = WeakKeyDictionary()
+#: the queues of each engine, by its dialect: copies of an engine with other options share the dialect
+_by_dialect: WeakKeyDictionary[Dialect, LocalQueues] = WeakKeyDictionary()
 
 
 class LocalQueues:
@@ -33,7 +33,7 @@ class LocalQueues:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all tickets, in a forked process: those who have them are in the parent."""
+        """Forget all tickets in a forked process: their owners are in the parent."""
         self.guard = threading.Lock()
         #: the ticket at the front of each queue
         self.front: dict[Any, Ticket] = {}
@@ -47,9 +47,9 @@ class LocalQueues:
 
     @contextlib.contextmanager
     def spare_connection(self, pool: Any) -> Iterator[bool]:
-        """Count one more connection used for waiting; yield ``False`` when half of the pool's size is used so already.
+        """Count one more waiting connection; yield ``False`` when half of the pool's connections wait already.
 
-        The rest is left for connections that don't wait, such as that of a holder that releases.
+        The other half stays available for connections that don't wait, for instance for a holder's release.
         """
         with self.guard:
             limited = isinstance(pool, QueuePool) and pool.size() > 0
@@ -63,7 +63,7 @@ class LocalQueues:
 
 
 class Ticket:
-    """One position in a queue: to be waited with, and always to be left."""
+    """One position in a queue. Its owner calls :meth:`wait`, and in any case :meth:`leave`."""
 
     __slots__ = ("behind", "key", "queues", "wake")
 
@@ -71,11 +71,11 @@ class Ticket:
         self.queues, self.key = queues, key
         #: a lock that is released, or a future that is set, when this ticket comes to the front
         self.wake: Any = None
-        #: of the ticket at the front: those that wait behind it
+        #: at the front: the tickets behind this one, in their order
         self.behind: deque[Ticket] | None = None
 
     def wait(self, timeout: float | None) -> bool:
-        """Wait until the ticket is at the front; it keeps its position when it isn't, and may wait again.
+        """Wait until the ticket is at the front. After a timeout it keeps its position, and may wait again.
 
         :param timeout: in seconds; ``None`` for no limit.
         :return: whether it is at the front.
@@ -111,7 +111,7 @@ class Ticket:
                     following = self.behind.popleft()
                     following.behind = self.behind
                     queues.front[key] = following
-                    # one that was cancelled or timed out, and has not run since, leaves when it does
+                    # a waiter that was cancelled or timed out, and has not run since, leaves when it runs
                     if queues.asynchronous:
                         following.wake.set_result(None)
                     else:
@@ -127,11 +127,11 @@ def local_queues(dialect: Dialect) -> LocalQueues:
 
     A forked process has queues of its own.
     """
-    # set in one step, for threads that come at the same time
-    return _every.get(dialect) or _every.setdefault(dialect, LocalQueues(dialect.is_async))
+    # setdefault is one step: threads that call this at the same time get the same queues
+    return _by_dialect.get(dialect) or _by_dialect.setdefault(dialect, LocalQueues(dialect.is_async))
 
 
 @in_forked_child
 def _clear_all() -> None:
-    for queues in list(_every.values()):
+    for queues in list(_by_dialect.values()):
         queues.clear()

@@ -1,8 +1,8 @@
 """What each thread, task or greenlet holds in blocks: acquiring it again inside them would deadlock.
 
-The entries are in the context, and so also in the contexts of tasks that are created inside a block: there they have
-another owner, and are closed when the block is left, in every copy of the context. An entry whose block can't be left
-any more (an exception from outside hit its first line) is garbage-collected. A fork has none of its parent's.
+The entries are in a context variable, so a task that is created inside a block sees them, but isn't their owner. When
+the block is left, its entry is closed, in every copy of the context. An entry whose block can't be left any more (an
+exception from outside hit its first line) is garbage-collected. A forked process has no entry of its parent.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def current_owner() -> tuple[Any, ...]:
     if running is None:  # a task's calls have greenlets of their own
         greenlet = sys.modules.get("greenlet")
         current = None if greenlet is None else greenlet.getcurrent()
-        # the greenlet that a thread begins with has no parent, and is the thread; one of gevent's is not
+        # the greenlet that a thread begins with has no parent, and stands for the thread; gevent's greenlets have one
         running = None if current is None or current.parent is None else current
-    # not id(), which is reused after this one's end; and no reference that would keep a task alive
+    # not id(), which is reused after the task has ended; and a weak reference, which doesn't keep the task alive
     return _local.token, None if running is None else weakref.ref(running)
 
 
@@ -65,20 +65,20 @@ def _forget_parent() -> None:
 
 
 def scope_of(engine: Engine) -> str:
-    """Return what tells the tables of an engine from those of its copies with other options.
+    """Return a text that distinguishes the tables of an engine from those of its copies with other options.
 
     Where they can't be told apart for certain, the result is the same: a needless error is better than a deadlock.
     """
     options = engine.get_execution_options()
     table = build_context(engine.dialect, options).tables.semaphore
     if table.schema is None:
-        # another database of the server may be this one, by its name
+        # not the schema: a copy may name a database, and this may be the database of the connection
         return table.name.lower()
     return str(translated_schema(options, table.schema) or table.schema)
 
 
 def held_by(kind: str, owner: tuple[Any, ...]) -> list[HeldEntry]:
-    """Return what an owner holds in blocks of a kind."""
+    """Return the open entries of an owner for blocks of a kind."""
     entries = []
     for ref in _entries.get():
         entry = ref()
@@ -88,7 +88,7 @@ def held_by(kind: str, owner: tuple[Any, ...]) -> list[HeldEntry]:
 
 
 def refuse_write(engine: Engine) -> None:
-    """Refuse what would wait for the write lock that its own caller holds; only for a ``single_writer``.
+    """Refuse a write that would wait for the write lock of its own caller; called only for a ``single_writer``.
 
     :raises ReentryError: when this thread or task is in a block of this engine that holds the lock.
     """
@@ -103,7 +103,7 @@ def refuse_write(engine: Engine) -> None:
 
 
 def enter(kind: str, owner: tuple[Any, ...], held: Mapping[Any, int]) -> HeldEntry:
-    """Record that an owner holds this from now on: how often, by key."""
+    """Record the keys or semaphores that an owner holds from now on. :param held: how often, by key."""
     open_refs = []
     for ref in _entries.get():
         other = ref()

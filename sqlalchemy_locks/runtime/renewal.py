@@ -1,13 +1,12 @@
-"""Renewal: what keeps a lease, and how its holder knows, without a round trip, that it may no longer rely on it.
+"""The renewal of leases, and how a holder notices, without a round trip, that its lease may be lost.
 
-A lease is proven until an instant of this machine's own clock: when the request was sent by which the server granted or
-renewed it, plus its time to live, less a margin. That instant passes by itself: a holder that was stopped for longer
-finds its lease lost at the next look.
+A lease is confirmed until a deadline by this machine's clock. The deadline is the instant at which the request was sent
+that granted or renewed the lease, plus its time to live, minus a margin. A holder that was stopped for longer sees the
+loss at its next look: the deadline has passed by itself.
 
-The timers are a thread, or a task of an event loop; there is none when nothing is held. Leases are renewed in batches,
-in which a row that others have locked is skipped: that is neither a renewal nor a loss. Such a lease is renewed
-alone, in a second thread or task, and only then is a refusal a loss. A renewal that fails is tried again for as long as
-the lease is proven.
+The timer is a thread, or a task of an event loop; there is none when nothing is held. It renews leases in batches. A
+batch skips a row that others have locked, which is neither a renewal nor a loss. A skipped lease is renewed alone, in a
+second thread or task, and only there a refusal is a loss. A renewal that fails is tried again until the deadline.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ from sqlalchemy_locks.values import Grant
 
 _log = logging.getLogger("sqlalchemy_locks")
 
-#: part of the time to live: how far clocks may drift apart in it, and what a holder needs to act on what it has read
+#: the margin, as a part of the time to live: for the drift of the clocks in it, and for a holder's reaction to a look
 MARGIN = 0.05
 #: renewals in one time to live
 _RENEWALS = 3
@@ -46,11 +45,10 @@ _LONGEST_EARLY = 1.0
 MAX_RENEWED = 500
 
 THREAD_NAME = "sqlalchemy_locks.renewal"
-#: the longest wait of the last block's end for a renewal that is under way, in seconds: cancelled, it would cost a
-#: connection
+#: how long the end of the last block waits for a renewal under way, in seconds: to cancel it would cost a connection
 _RENEWAL_END = 1.0
 
-#: why a lease is lost that the server doesn't renew
+#: why a lease is lost if the server doesn't renew it
 NOT_HELD = "its time had run out, or it was released or swept"
 
 
@@ -84,7 +82,7 @@ class LostEvent:
         self.deadline = asked_at + ttl * (1 - MARGIN)
 
     def confirm(self, asked_at: float) -> None:
-        """Extend the lease: the server has confirmed what was sent after ``asked_at``."""
+        """Extend the lease: the server has confirmed it by a request that was sent after ``asked_at``."""
         self.deadline = asked_at + self.ttl * (1 - MARGIN)
 
     def set(self, why: str) -> None:
@@ -93,7 +91,7 @@ class LostEvent:
             self.on_lost(self)
 
     def close(self) -> None:
-        """Set it since the block has ended, which is no loss."""
+        """Set the event because the block has ended; that is no loss."""
         self._set("its block has ended")
 
     def _set(self, why: str) -> bool:
@@ -138,16 +136,16 @@ class LostEvent:
     def _waits(self, timeout: float | timedelta | None) -> Iterator[float]:
         """Yield how long to wait for the next change, in seconds, until the lease is lost or ``timeout`` is over."""
         limit = timeout_seconds(timeout)
-        until = math.inf if limit is None else time.monotonic() + limit
-        while not self.is_set() and (rest := until - time.monotonic()) > 0:
-            yield min(rest, max(0.0, self.deadline - clock()), threading.TIMEOUT_MAX)
+        end = math.inf if limit is None else time.monotonic() + limit
+        while not self.is_set() and (wait := end - time.monotonic()) > 0:
+            yield min(wait, max(0.0, self.deadline - clock()), threading.TIMEOUT_MAX)
 
     def __repr__(self) -> str:
         return f"<lost: {self.why}>" if self.is_set() else "<not lost>"
 
 
 class RenewableLease:
-    """One lease while it is held: when its renewal is due, and what came of it."""
+    """One lease while it is held: when its renewal is due, and whether the last one succeeded."""
 
     def __init__(self, grant: Grant, lost: LostEvent, asked_at: float) -> None:
         self.grant, self.lost = grant, lost
@@ -161,7 +159,7 @@ class RenewableLease:
         self._failures = 0
 
     def confirm(self, asked_at: float) -> None:
-        """Note that the server has renewed it when it was asked, after ``asked_at``."""
+        """Note that the server has renewed the lease; the request was sent after ``asked_at``."""
         if not (self.closed or self.lost):
             self.lost.confirm(asked_at)
             self._failures = 0
@@ -173,7 +171,7 @@ class RenewableLease:
             self.lost.set(NOT_HELD)
 
     def postpone(self) -> None:
-        """Note that it isn't known whether it was renewed."""
+        """Note that it is unknown whether the lease was renewed: try again after a pause."""
         pause = self.lost.ttl * min(_LONGEST_RETRY, _FIRST_RETRY * 2**self._failures)
         self.due = min(clock() + pause, max(clock(), self.lost.deadline))
         self._failures += 1
@@ -183,7 +181,7 @@ class Renewer(Protocol):
     """Renews leases in the database; each method is called by one thread or task at a time."""
 
     def renew_batch(self, grants: list[Grant]) -> Collection[str]:
-        """Return the tokens of those that were renewed; the others are locked, or not held."""
+        """Return the tokens of the grants that were renewed; the others are locked, or not held."""
         ...
 
     def renew_alone(self, grant: Grant, ttl: float) -> bool:
@@ -196,7 +194,7 @@ class Renewer(Protocol):
 
 
 class RenewalSchedule:
-    """The leases that one timer renews, of one ``Locks``. The timers wait, and this knows when and what.
+    """The leases of one ``Locks`` that one timer renews. The timer waits; the schedule decides when to renew which.
 
     It has weak references: a lease whose block was garbage-collected ends with its time to live.
     """
@@ -204,7 +202,7 @@ class RenewalSchedule:
     def __init__(self, renewer: Renewer) -> None:
         self.renewer = renewer
         self.leases: WeakSet[RenewableLease] = WeakSet()
-        #: of the set: the block's thread, the timer's, and the one for locked rows change it
+        #: protects ``leases``: the blocks' threads, the timer's thread and the thread for skipped leases change them
         self._guard = threading.Lock()
 
     def add(self, lease: RenewableLease) -> None:
@@ -242,7 +240,7 @@ class RenewalSchedule:
         skipped = [lease for lease in self._all() if lease.skipped]
         if not skipped:
             return False
-        # one whose row stayed locked is due later than those that were not tried yet
+        # a lease whose row stayed locked is due later than leases that were not tried yet
         lease = min(skipped, key=lambda lease: lease.due)
         try:
             self._renew_alone(lease)
@@ -472,7 +470,7 @@ class RenewalTask:
             await greenlet_spawn(pool.dispose)
 
     async def _cancel(self) -> None:
-        self._on_end()  # a block that is entered meanwhile needs a task that goes on
+        self._on_end()  # a block that is entered meanwhile gets another task, since this one ends
         for task in (self._skipped_task, self._task):
             if task is not None:
                 task.cancel()
@@ -483,7 +481,7 @@ class RenewalTask:
 class LeaseTimers:
     """The timers of one ``Locks``: a thread in each process, a task in each event loop.
 
-    :param renewer: makes what renews the leases of one timer.
+    :param renewer: makes the :class:`Renewer` of one timer.
     """
 
     def __init__(self, renewer: Callable[[], Renewer]) -> None:
@@ -493,7 +491,7 @@ class LeaseTimers:
 
     @property
     def thread(self) -> RenewalThread:
-        """The thread of this process; a forked one doesn't renew what its parent holds."""
+        """The thread of this process; a forked process doesn't renew the leases of its parent."""
         if self._thread.process != os.getpid():
             self._thread = RenewalThread(self._renewer())
         return self._thread

@@ -1,4 +1,4 @@
-"""A clock to move: what the tables say of the past is moved further back, as if time had passed."""
+"""A clock to advance: the instants in the tables are moved back, as if time had passed."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _OF_JOBS = ("run_at", "heartbeat_at", "created_at", "started_at", "completed_at"
 class Clock(Generic[E]):
     """The server's clock, as far as this library's tables depend on it.
 
-    A test can't set the clock of a server. Leases, timeouts, jobs and tasks end when what is stored is old enough, so
-    :meth:`advance` makes it older.
+    A test can't set the clock of a server. Leases, timeouts, jobs and tasks end when their stored instants are old
+    enough, so :meth:`advance` moves these instants back.
 
     :param engine: the ``Engine`` or ``AsyncEngine`` whose tables are changed; its options select their schema or
         prefix.
@@ -56,27 +56,27 @@ class Clock(Generic[E]):
 
         :param seconds: how much, in seconds or as a ``timedelta``.
 
-        No transaction may have changed these tables and be open: this would wait for it. ``grant.lost`` goes by the
+        This waits for other transactions that have changed these tables and are still open. ``grant.lost`` goes by the
         clock of this process, which isn't moved; ``grant.check()`` asks the database.
 
         >>> Clock(engine).advance(3600)
         """
-        passed = bounded_seconds(seconds, "seconds")
-        return greenlet_spawn(self._advance, passed) if self._awaited else self._advance(passed)
+        period = bounded_seconds(seconds, "seconds")
+        return greenlet_spawn(self._advance, period) if self._awaited else self._advance(period)
 
-    def _advance(self, passed: float) -> None:
+    def _advance(self, period: float) -> None:
         context = build_context(self._engine.dialect, self._engine.get_execution_options())
         shipped = context.tables.job.metadata.sorted_tables
         with self._engine.begin() as connection:
             for table in shipped:
                 # PostgreSQL has a view of this name, and nothing depends on the age of a key
                 if table is not context.tables.locked_keys:
-                    _move(connection, table, passed, epoch=table is context.tables.task_timeout)
+                    _move(connection, table, period, epoch=table is context.tables.task_timeout)
             for table in self._own:
-                _move(connection, table, passed, epoch=False)
+                _move(connection, table, period, epoch=False)
 
 
-def _move(connection: Connection, table: Table, passed: float, *, epoch: bool) -> None:
+def _move(connection: Connection, table: Table, period: float, *, epoch: bool) -> None:
     """Move every instant of a table back.
 
     :param epoch: its column ``ts`` has seconds since 1970.
@@ -86,14 +86,14 @@ def _move(connection: Connection, table: Table, passed: float, *, epoch: bool) -
         for column in table.columns
         if isinstance(column.type, Instant) or (isinstance(column.type, DateTime) and column.name in _OF_JOBS)
     ]
-    moved = [*instants, table.c.ts] if epoch else instants
-    if not moved:
+    columns = [*instants, table.c.ts] if epoch else instants
+    if not columns:
         return
     key = list(table.primary_key)
-    for row in connection.execute(select(*key, *moved)).all():
-        values = dict(zip(moved, row[len(key) :], strict=True))
+    for row in connection.execute(select(*key, *columns)).all():
+        values = dict(zip(columns, row[len(key) :], strict=True))
         past = {
-            column: value - (timedelta(seconds=passed) if column in instants else passed)
+            column: value - (timedelta(seconds=period) if column in instants else period)
             for column, value in values.items()
             if value is not None
         }

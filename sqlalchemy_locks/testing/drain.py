@@ -1,4 +1,4 @@
-"""A queue that is worked off in the calling thread, so that a test can look at what its jobs have done."""
+"""Run the jobs of a queue in the calling thread, so that a test can look at their effects."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sqlalchemy_locks.workers.threaded import Worker, refuse_unfinished
 
 @dataclass(frozen=True)
 class Drained:
-    """What :func:`run_until_empty` has done.
+    """The result of :func:`run_until_empty`.
 
     >>> run_until_empty(queue, lambda job: None, bind=engine, name="mail")
     Drained(completed=1, failed=0)
@@ -42,21 +42,20 @@ def run_until_empty(
     retry: bool = False,
     limit: int = 1000,
 ) -> Drained:
-    """Run the jobs of a queue that are due, and those that they put, until there are none.
+    """Run the jobs of a queue that are due, and the jobs that their handlers put, until none is due.
 
-    They run one after another, in the order in which a worker would capture them, each in the calling thread. No worker
+    The jobs run one after another in the calling thread, in the order in which a worker would capture them. No worker
     may run at the same time.
 
-    :param handler: as of a :class:`~sqlalchemy_locks.Worker`, or of an :class:`~sqlalchemy_locks.AsyncWorker`: what it
-        returns is awaited in an event loop of its own.
+    :param handler: the handler of a :class:`~sqlalchemy_locks.Worker`, or of an
+        :class:`~sqlalchemy_locks.AsyncWorker`: its coroutine is awaited in an event loop of its own.
     :param bind: the engine.
     :param name: the queue's name.
-    :param retry: run a job whose handler raised again immediately, until it is completed or dead; one whose
-        :class:`~sqlalchemy_locks.Retry` has a pause is left. By default the error is raised here, and the job has
-        failed.
+    :param retry: when a handler has raised, run its job again immediately, until it is completed or dead; not if its
+        :class:`~sqlalchemy_locks.Retry` has a pause. By default the error is raised here, and the job has failed.
     :param limit: how many attempts may be made.
-    :return: how many were completed, and how many attempts failed.
-    :raises AssertionError: when it isn't empty after that many attempts.
+    :return: how many jobs were completed, and how many attempts failed.
+    :raises AssertionError: when a job is still due after that many attempts.
 
     A job with a ``run_at`` in the future is not due: move the :class:`Clock`.
 

@@ -42,7 +42,7 @@ def locks(locks_engine: Engine) -> Locks:
 
 @pytest.fixture
 def another_process(locks_engine: Engine) -> Iterator[Locks]:
-    """``Locks`` of another owner, on another engine for the same database: what another process has."""
+    """``Locks`` of another owner, on another engine for the same database, as another process would have them."""
     engine = create_engine(locks_engine.url, execution_options=locks_engine.get_execution_options())
     yield Locks(engine, owner=_OWNER)
     engine.dispose()
@@ -63,7 +63,7 @@ def locks_clock(locks_engine: Engine) -> Clock[Engine]:
 
 @pytest.fixture
 def async_locks_engine(tmp_path: Path) -> AsyncEngine:
-    """As ``locks_engine``, the same file; it has no pool, so that no event loop has to dispose of it."""
+    """As ``locks_engine``, on the same file; without a pool, so that no event loop has to dispose of it."""
     from sqlalchemy.ext.asyncio import create_async_engine
 
     url = f"sqlite:///{tmp_path / 'locks.db'}"

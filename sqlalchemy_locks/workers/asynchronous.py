@@ -1,6 +1,6 @@
-"""AsyncWorker: as ``Worker``, with handlers that are awaited. What it decides is in ``state.py``, for both.
+"""AsyncWorker: as ``Worker``, with handlers that are awaited. ``state.py`` has the decisions of both.
 
-What talks to the database runs in a greenlet, one call at a time.
+Calls of the database run in a greenlet, one at a time.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from sqlalchemy_locks.workers.state import LONGEST_ERROR_PAUSE, WorkerState
 AsyncHandler = Callable[[Any], Awaitable[object]]
 
 
-#: the workers that run; a signal stops those of its loop, which has one handler of each signal
+#: the workers that run: a loop has one handler of each signal, which stops all workers of the loop
 _running: set[AsyncWorker] = set()
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-#: the handlers that were there before the first worker of a loop, until the last one ends
+#: the signal handlers from before the first worker of a loop; restored when its last worker ends
 _replaced: dict[asyncio.AbstractEventLoop, dict[int, Any]] = {}
 
 
@@ -92,7 +92,7 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
                 finally:
                     self._stop = StopRequest()
         finally:
-            self._make_events()  # those of this run belong to its event loop
+            self._make_events()  # the events of this run belong to its event loop
             self._is_running.release()
 
     def stop(self) -> None:
@@ -110,8 +110,8 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
 
     def _abort_after_grace(self, cycle: asyncio.Task[None]) -> None:
         """Abandon a cycle after the grace: the statement that it waits for may never return."""
-        left = self._stop.at + self.config.grace - time.monotonic()
-        self._loop.call_later(max(0.0, left), self._abort, cycle)
+        delay = self._stop.at + self.config.grace - time.monotonic()
+        self._loop.call_later(max(0.0, delay), self._abort, cycle)
 
     def _abort(self, cycle: asyncio.Task[None]) -> None:
         if not cycle.done() and self._state is not None:
@@ -171,7 +171,7 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
         return True
 
     async def _query(self, work: Callable[[], None]) -> bool:
-        """Run a cycle; a stop abandons one that the database doesn't reply to. Return whether it has ended."""
+        """Run a cycle, and return whether it has ended: a stop abandons a cycle that gets no reply."""
         cycle = self._cycle_task = asyncio.create_task(greenlet_spawn(work))
         if self._stop.requested:
             self._abort_after_grace(cycle)
@@ -189,7 +189,7 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
         return True
 
     def _begin(self, state: WorkerState, job: RunningJob) -> None:
-        """Run a job in a task of its own, which its handler may cancel at any time; not in the context of another."""
+        """Run a job in a task and a context of its own; the handler may cancel this task at any time."""
         task = self._context.copy().run(asyncio.create_task, self._call(state, job))
         self._tasks.add(task)
         task.add_done_callback(partial(self._done, state, job))
@@ -208,7 +208,7 @@ class AsyncWorker(BaseWorker[AsyncHandler, AsyncEngine]):
             self._report(state, job, asyncio.CancelledError())
 
     def _report(self, state: WorkerState, job: RunningJob, error: BaseException | None) -> None:
-        # Python 3.10 doesn't tell that run() was cancelled before it is resumed
+        # Python 3.10 doesn't count cancellations: before run() is resumed, its cancellation can't be noticed there
         cancelled = self._cancelling or _cancellations(self._runner) > self._cancelled_before
         if isinstance(error, asyncio.CancelledError) and cancelled:
             return  # by the worker's cancellation, rather than by something in a handler: the job is released
@@ -320,13 +320,13 @@ def _on_signal(loop: asyncio.AbstractEventLoop, number: int) -> None:
         loop.remove_signal_handler(number)
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
-        os._exit(128 + number)  # of a container's first process the kernel ignores a signal's default effect
+        os._exit(128 + number)  # the kernel ignores the signal's default effect for a container's first process
     for worker in workers:
         worker.stop()
 
 
 async def _wait(event: asyncio.Event, timeout: float) -> None:
-    """Wait for the event, for ``timeout`` seconds at most; afterwards the event may be set though nothing set it.
+    """Wait for the event, for ``timeout`` seconds at most. The timeout itself sets the event.
 
     Not by ``wait_for``: until Python 3.11 it loses a cancellation that arrives when the event has just been set.
     """
@@ -338,7 +338,7 @@ async def _wait(event: asyncio.Event, timeout: float) -> None:
 
 
 def _is_plain_function(handler: Any) -> bool:
-    """Whether it is a function or method whose result can't be awaited; what it wraps may be a coroutine function."""
+    """Return whether this is a function or method whose result can't be awaited; a decorated coroutine's can be."""
     while isinstance(handler, partial):
         handler = handler.func
     return inspect.isroutine(handler) and not (

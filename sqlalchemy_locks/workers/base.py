@@ -1,4 +1,4 @@
-"""What both kinds of workers take and refuse when they are made."""
+"""The parameters that both kinds of workers take, and the checks of them."""
 
 from __future__ import annotations
 
@@ -73,12 +73,12 @@ class BaseWorker(ObservedWorker, Generic[H, B]):
         )
         self._stop = StopRequest()
         self._is_running = threading.Lock()
-        #: of the current run, or of the last one
+        #: the state of the current run, or of the last one
         self._state: WorkerState | None = None
         self._make_events()
 
     def _make_events(self) -> None:
-        """Make what the threads or tasks of a run wait for."""
+        """Make the events that the threads or tasks of a run wait for."""
         raise NotImplementedError
 
     def _check(self, handler: Any) -> None:

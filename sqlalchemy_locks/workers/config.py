@@ -90,7 +90,7 @@ class WorkerConfig:
     def retry_pause(self, attempt: int) -> float | None:
         """Return the pause after an attempt that failed, in seconds: 1 for the first one; ``None``: the default.
 
-        :raises Exception: what a policy of the app raises, or the error about what it returns.
+        :raises Exception: the error of the app's own policy, or the error about a value that it returned.
         """
         policy = self._retry_in
         return bounded_seconds(policy(attempt), "retry_in") if callable(policy) else policy

@@ -1,4 +1,4 @@
-"""What a worker asks of the database, retried where that is safe, and which errors it survives."""
+"""A worker's operations in the database, repeated where that is safe, and the errors that the worker survives."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ class WorkerDatabase:
     def __init__(self, config: WorkerConfig, checkout: Callable[[], Connection] | None = None) -> None:
         self.config, self.sleep = config, sleep_for(config.engine.dialect)
         self._connect = checkout or config.engine.connect
-        # not in sessions of the app; those have listeners by their class
+        # not in sessions of the app's own class, whose listeners would be called
         self._attempts = Attempts(
             config.engine, sessionmaker(config.engine), self._checkout, self._give_back, in_sessions=False
         )
-        #: that of the last operation, which may be under way
+        #: the connection of the last operation, which may be under way
         self._connection: Connection | None = None
-        #: keep the connection of one statement for the next one: the checkout takes half as long as that
+        #: keep the connection for the next statement: a checkout takes half as long as a statement
         self.keeps_connection = False
         self._kept: Connection | None = None
         #: when it has to be returned at the latest, by ``time.monotonic()``
         self.kept_until = float("inf")
-        #: the last operation was executed again, after an error that may have come when it had taken effect
+        #: the last operation was executed again after an error, and the first execution may have taken effect
         self.was_retried = False
 
     def perform(self, operation: Operation[Any]) -> Any:
@@ -71,7 +71,7 @@ class WorkerDatabase:
             try:
                 return self._attempts.run(operation, {})
             except OutcomeUnknown as error:
-                # of a driver's own time limit no further attempt is made
+                # so that retried() repeats it after a lost connection, but not after a time limit of the driver
                 raise error.__cause__ or error from None
 
         return retried(attempt, self.config.engine, pause)
@@ -108,12 +108,12 @@ class WorkerDatabase:
         return_to_pool(connect(self.config.engine, self._connect))
 
     def abort(self) -> None:
-        """Let the operation that is under way fail, in whatever thread or task."""
+        """Make the operation that is under way fail, in any thread or task."""
         if (connection := self._connection) is not None:
             abort(connection)
 
     def states(self, pairs: Sequence[tuple[Any, int]]) -> dict[tuple[Any, int], str]:
-        """Return the states of those jobs, given as pairs, that are still this worker's, or ended under its claim."""
+        """Return the states of the jobs, given as pairs, that are still this worker's, or ended under its claim."""
         rows = self.perform(self.config.queue._claimed(pairs)) if pairs else ()
         return {(id_, claim): state for id_, claim, state in rows}
 

@@ -42,7 +42,7 @@ class JobReports:
             return
         waited = took = None
         if what == "begun":
-            # not of "-infinity", nor of an own type that isn't a datetime
+            # run_at may be "-infinity", or of a type of the app's that isn't a datetime
             with suppress(Exception):
                 waited = max(0.0, (job._value("started_at") - job._value("run_at")).total_seconds())
         elif what != "dead" and job._began_at:
@@ -57,7 +57,7 @@ class JobReports:
         )
 
     def emit(self, what: str, **values: Any) -> None:
-        """Emit an event of jobs that this worker hasn't read."""
+        """Emit an event. :param values: further attributes of ``JobEvent``."""
         config = self._config
         job_event = JobEvent(event=what, queue=config.name, engine=config.backend.name, host=self._host(), **values)
         for listener in getattr(self._worker.dispatch, what):

@@ -31,12 +31,12 @@ from sqlalchemy_locks.workers.database import WorkerDatabase, log
 
 #: the pause after a heartbeat that failed: the first one in seconds, and the longest as a part of the interval
 _FIRST_RETRY, _LONGEST_RETRY = 0.1, 0.25
-#: how much earlier than its interval says a heartbeat may be sent, so that those of several workers spread
+#: by which part of the interval a heartbeat may be sent early, at random, so that several workers don't send together
 _JITTER = 0.1
-#: how late a heartbeat may be, as a part of ``stalled_after``, and how long after the one before it, before those of
-#: other workers may have been too late: their interval may be half of ``stalled_after``
+#: the longest delay of a heartbeat, and the longest time since the one before it, as parts of ``stalled_after``. Beyond
+#: them, heartbeats of other workers may have been too late as well: their interval may be half of ``stalled_after``
 _LATE, _LONGEST_GAP = 0.25, 0.5
-#: by how much the server's clock may have been set, as a part of it
+#: the largest change of the server's clock that is ignored, as a part of ``stalled_after``
 _CLOCK_SET = 0.25
 #: how long a worker that ends waits for a heartbeat under way, and for the deletion of its row, in seconds
 _END = 0.5
@@ -45,7 +45,7 @@ _END = 0.5
 class Heartbeats:
     """The heartbeats of one run of a worker.
 
-    :param on_lost: called when the worker's row is gone: all its jobs have other owners, and it has another host.
+    :param on_lost: called when the worker's row is gone: its jobs have other owners, and the worker has a new host.
     :param on_change: called when jobs may be started again.
     :param on_error: called with a permanent error; heartbeats go on while the worker ends.
     :param loop: that of the app, to which its connections may belong.
@@ -63,13 +63,13 @@ class Heartbeats:
         self.config = config
         self._on_lost, self._on_change, self._on_error = on_lost, on_change, on_error
         self._loop = loop
-        #: ``processing_host``, and the worker's row; no other run of any worker has the same
+        #: ``processing_host``, and the key of the worker's row; each run of a worker has another one
         self.host = self._new_host()
         #: the row is there
         self._added = False
         #: when the last heartbeat was sent that succeeded, by :func:`clock`
         self.confirmed_at = -float("inf")
-        #: when the last heartbeat ended, and since when none was late
+        #: when the last heartbeat ended, and since when no heartbeat has been late
         self._contact_at = self._contact_since = -float("inf")
         #: how much the server's clock is ahead of :func:`clock`, in seconds
         self._server_ahead: float | None = None
@@ -96,7 +96,7 @@ class Heartbeats:
         return self.age() > (self.config.stalled_after or STALLED_AFTER)
 
     def steady(self) -> bool:
-        """Whether other workers may be judged: every live one could send a heartbeat since contact was made."""
+        """Whether other workers may be judged: since contact was made, every live worker could send a heartbeat."""
         stalled_after = self.config.stalled_after
         return stalled_after is not None and self.recent() and clock() - self._contact_since >= stalled_after
 
@@ -108,8 +108,8 @@ class Heartbeats:
     def clock_was_set(self, heartbeat_at: datetime, sent_at: float) -> bool:
         """Compare the server's clock with this machine's; return whether it was set since the last comparison.
 
-        The heartbeats of others, stamped before that, are then as old as the clock was set forward: this worker judges
-        them when they could have sent another one.
+        When the clock is set forward, the heartbeats of other workers look older by as much. So this worker judges them
+        only after they could have sent another heartbeat.
 
         :param heartbeat_at: the server's instant of the heartbeat that was sent at ``sent_at``.
         """
@@ -134,7 +134,7 @@ class Heartbeats:
             self._thread.join(_END)
 
     def _work(self) -> None:
-        """Run the thread; with an async driver in an event loop of its own, which the app's can't block."""
+        """Run the thread. An async driver runs in an event loop of this thread, which the app's loop can't block."""
         engine = self.config.engine
         side = SidePool(engine)
         database = WorkerDatabase(self.config, side.connect)
@@ -148,13 +148,13 @@ class Heartbeats:
         def run(call: Callable[[], Any]) -> Any:
             nonlocal in_app
             if in_app and app is not None:
-                result = asyncio.run_coroutine_threadsafe(greenlet_spawn(call), app).result()
+                value = asyncio.run_coroutine_threadsafe(greenlet_spawn(call), app).result()
             else:
-                result = loop.run_until_complete(greenlet_spawn(call))
+                value = loop.run_until_complete(greenlet_spawn(call))
             if not self._added and self._refused:
-                # the connections of an async_creator may belong to the loop of the app: try the one, then the other
+                # the connections of an async_creator may belong to the app's loop: try both loops in turn
                 in_app = not in_app
-            return result
+            return value
 
         try:
             self._repeat(database, run)
@@ -186,7 +186,7 @@ class Heartbeats:
             pause = _FIRST_RETRY * 2 ** min(self._failures - 1, 30)
             return float(min(pause, _LONGEST_RETRY * config.heartbeat))
         except BaseException as error:
-            # of a listener, for instance: the thread would end silently
+            # raised by a listener, for instance: without this, the thread would end silently
             return self._fail(error)
         self._failures = 0
         contact_at = clock()
@@ -204,7 +204,7 @@ class Heartbeats:
         queue = self.config.queue
         if not self._added:
             self._add(database)
-        # of a row that was just added, too: the reply to an earlier INSERT may have been lost, long ago
+        # sent even if the row was just added: an earlier INSERT, whose reply was lost, may have added it long ago
         if database.perform(queue._of_worker(SendHeartbeat, self.host)):
             return
         self._added = False

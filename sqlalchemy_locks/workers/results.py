@@ -1,7 +1,7 @@
-"""The jobs that a worker has finished, until the database knows.
+"""The jobs that a worker has finished, until the database has confirmed their results.
 
-They leave the list when the database has confirmed it, not before. Jobs whose row another session has locked stay, and
-are reported again later: a worker doesn't wait for a row lock.
+A job leaves the list only then. If another session has locked its row, it stays in the list and is reported again
+later: a worker that runs doesn't wait for a row lock.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from sqlalchemy_locks.workers.config import WorkerConfig
 from sqlalchemy_locks.workers.database import WorkerDatabase, format_error, log
 from sqlalchemy_locks.workers.running_job import RunningJob
 
-#: how long a job whose row was locked is left alone, in seconds: a job that seems to have stalled when its row is
-#: unlocked belongs to whichever session changes it first
+#: after how many seconds a job whose row was locked is reported again: if it seems to have stalled when its row is
+#: unlocked, it belongs to the session that changes it first
 LOCKED_INTERVAL = 0.25
 #: how long a finished job waits for others that can be reported with it while all handlers run, in seconds
 _LINGER = 0.02
@@ -31,7 +31,7 @@ UNSTORABLE = "the error could not be stored: see the log of the worker"
 
 
 class Undecodable(Exception):
-    """A job can't be decoded, in this attempt or another."""
+    """A job can't be decoded, neither in this attempt nor in a later one."""
 
 
 class Failure(NamedTuple):
@@ -137,7 +137,7 @@ class PendingAcks:
             return self._perform(failure.operation(self._queue, job, UNSTORABLE), waits)
 
     def confirm(self, jobs: list[RunningJob], changed: int) -> None:
-        """Remove jobs that were sent; the database has changed the rows of so many of them."""
+        """Remove jobs that were reported. :param changed: how many of their rows the database has changed."""
         states: dict[Any, str] = {}
         locked: list[RunningJob] = []
         lost: list[RunningJob] = []
@@ -164,7 +164,7 @@ class PendingAcks:
 
 
 def failure_of(config: WorkerConfig, job: RunningJob, error: BaseException) -> Failure:
-    """Return what is stored of an attempt that raised, and log it."""
+    """Return the failure of an attempt that raised, and log it."""
     attempt, most = job._value("attempts"), job._value("max_attempts")
     expected = isinstance(error, (Discard, Retry))
     retry = not isinstance(error, (Discard, Undecodable))

@@ -19,7 +19,7 @@ class RunningJob:
     ...     send(job.payload["to"], attempt=job.attempts)
     """
 
-    # no name that a column may have: those are the row's
+    # names that no column has: a column's name is an attribute of the row
     __slots__ = ("_began_at", "_disowned", "_ended_at", "_jobs", "_locked_until", "_may_be_lost", "_pair", "_values")
 
     def __init__(
@@ -27,7 +27,7 @@ class RunningJob:
     ) -> None:
         """Wrap a row.
 
-        :param row: the fetched columns; what follows them is ignored.
+        :param row: the fetched columns; further values are ignored.
         :param captured: the other columns, as ``Jobs.captured`` has them.
         :param may_be_lost: whether the job may have another owner by now, as far as the worker can tell without asking.
         """
@@ -37,27 +37,28 @@ class RunningJob:
         #: its id and claim
         self._pair = row[keys["internal_id"]], row[keys["claim"]]
         self._may_be_lost = may_be_lost
-        #: it is this worker's no longer: another owner has it, the worker's row is gone, or it is being released
+        #: the job isn't this worker's any more: it has another owner, the worker's row is gone, or it is being released
         self._disowned = False
         #: when its handler was called, by ``time.monotonic()``
         self._began_at = 0.0
         #: when its handler had returned or raised
         self._ended_at = 0.0
-        #: its row was locked: no statement about it is sent until then, by ``time.monotonic()``
+        #: its row was locked: until this instant, by ``time.monotonic()``, the job is neither counted nor reported,
+        #: unless the worker stops
         self._locked_until = -float("inf")
 
     @property
     def lost(self) -> bool:
         """Whether the job has another owner by now, or may have one; without a round trip.
 
-        It may have one once no heartbeat has been sent for ``stalled_after`` seconds. A handler that sees it should
-        stop: another run may have begun.
+        The job may have another owner once the worker has sent no heartbeat for ``stalled_after`` seconds. A handler
+        should then stop: another run of the job may have begun.
         """
         return self._disowned or self._may_be_lost()
 
     @property
     def _is_suspect(self) -> bool:
-        """Whether its last attempt ended with its worker, which it may have killed."""
+        """Whether its worker died during the last attempt; the job itself may have killed the worker."""
         return bool(self._value("error") == STALLED)
 
     @property
@@ -65,17 +66,17 @@ class RunningJob:
         return _row(*self.__reduce__()[1])
 
     def _value(self, role: str) -> Any:
-        """Return what the row has in the column of a role."""
+        """Return the row's value in the column of a role."""
         return self._values[self._jobs.keys[role]]
 
     def _count(self, bits: int = BEGUN) -> None:
-        """Note that the attempt was counted, which these bits of the claim say."""
+        """Note that the attempt was counted: these bits of the claim are set."""
         self._pair = self._pair[0], self._pair[1] | bits
         self._values[self._jobs.keys["claim"]] = self._pair[1]
         self._values[self._jobs.keys["attempts"]] += 1
 
     def _decode(self, decoders: Sequence[tuple[int, Callable[[Any], Any]]]) -> None:
-        """Decode what was read undecoded."""
+        """Decode the columns that were read undecoded."""
         values = self._values
         for index, decode in decoders:
             values[index] = decode(values[index])

@@ -1,7 +1,7 @@
-"""What a worker decides, and what it sends to the database; ``threaded.py`` and ``asynchronous.py`` only wait and run.
+"""The decisions of a worker, and its statements; ``threaded.py`` and ``asynchronous.py`` only wait, and run handlers.
 
-Everything here is synchronous: ``AsyncWorker`` calls it in a greenlet. One thread at a time calls what talks
-to the database; handlers' threads call :meth:`WorkerState.done`, the heartbeats' thread :meth:`WorkerState.lose_all`.
+Everything here is synchronous: ``AsyncWorker`` calls it in a greenlet. One thread at a time calls the methods that use
+the database. Handlers' threads call :meth:`WorkerState.done`, and the heartbeats' thread :meth:`WorkerState.lose_all`.
 
 A captured job waits until its attempt is counted, is then ready, and runs when a slot is free. The attempt counts when
 the handler begins: a cycle counts as many as there are free slots. It counts prefetched jobs ahead, too, if their
@@ -38,11 +38,11 @@ from sqlalchemy_locks.workers.running_job import RunningJob
 _FIRST_PAUSE, LONGEST_ERROR_PAUSE = 0.1, 5.0
 #: how many jobs of silent workers are requeued in one transaction
 _REQUEUE = 1000
-#: within how many seconds the handlers of jobs begin whose attempts are counted ahead
+#: attempts are counted ahead if their handlers are expected to begin within so many seconds
 _AHEAD = 0.1
 #: within how many seconds one slot runs all ready jobs
 _ONE_SLOT = 0.001
-#: the bits of a claim whose attempt isn't counted, was counted when its handler could begin, or ahead
+#: the bits of a claim, by when its attempt was counted: not yet, when its handler could begin, or ahead
 _COUNT_STATES = (0, BEGUN, BEGUN | COUNTED_AHEAD)
 #: how often a worker that stops tries to report and release its jobs
 _CLOSE_ATTEMPTS = 5
@@ -135,7 +135,7 @@ class WorkerState:
     def slots_to_wake(self) -> int:
         """Return how many idle slots a cycle should wake: one, if it can run all ready jobs within a millisecond.
 
-        That is for jobs that were counted ahead: a crash costs the others an attempt, so they begin now.
+        This is only for jobs that were counted ahead. Other jobs lose an attempt in a crash, so they begin now.
         """
         with self._lock:
             free, now = self.config.concurrency - len(self.running), time.monotonic()
@@ -164,7 +164,7 @@ class WorkerState:
             if job._began_at:  # it was decoded
                 usual = 0.95 * self._handler_time if self._handler_time < float("inf") else 0.0
                 self._handler_time = max(took, usual, 1e-6)
-                # not the slowest: a thread that had to wait for the processor says nothing about the next ones
+                # the mean, not the slowest: a handler that had to wait for the processor says nothing about the next
                 mean = took if self._mean_time is None else self._mean_time
                 self._mean_time = mean + (took - mean) / 100
             self.acks.finished[job] = failure
@@ -229,8 +229,7 @@ class WorkerState:
     def cycle(self) -> None:
         """Report to the database what is due, and fetch jobs; survives an unavailable database.
 
-        A step that fails doesn't keep the others from being taken: running jobs stay this worker's although no others
-        can be captured.
+        The other steps are taken even if one fails: the worker keeps its running jobs when it can't capture others.
         """
         steps = (
             self._start_heartbeats,
@@ -261,7 +260,7 @@ class WorkerState:
         with self._lock:
             busy = self.waiting or self.ready or self.stopping or self._runs_suspect()
             free = len(self.running) < self.config.concurrency and not busy
-        return free and self.heartbeats.recent()  # which wakes this worker when it is
+        return free and self.heartbeats.recent()  # heartbeats wake this worker when they are recent again
 
     def pause(self) -> float:
         """Return how long nothing is due, in seconds, unless a handler finishes or jobs are put."""
@@ -300,7 +299,7 @@ class WorkerState:
             self.acks.send_failed,
             self._release_waiting,
             self._release_running,
-            # those whose handlers returned between the first step and the release of what ran
+            # jobs whose handlers returned between the first step and the release
             self.acks.send_completed,
             self.acks.send_failed,
             self._compare,
@@ -335,7 +334,7 @@ class WorkerState:
                 failed.append(step)
                 without_reply += not was_answered(error)
                 if without_reply > 1:
-                    # one step may have asked for too much; after two, each further one would only wait as long
+                    # one step may have asked for too much; after a second, the next would only wait as long
                     return [*failed, *steps[number + 1 :]]
         return failed
 
@@ -349,10 +348,10 @@ class WorkerState:
         if busy or running >= config.concurrency or not self.heartbeats.recent():
             return
         limit = min(config.batch, config.concurrency - running + config.prefetch)
-        self._more_jobs = False  # what is noted from now on stays noted
+        self._more_jobs = False  # before the capture: another thread may set it meanwhile
         rows = self._capture(limit, host, limit - config.concurrency + running)
         self._receive(rows, host)
-        # where a search stops early because others capture, too, there may be more jobs than it has found
+        # a search may stop early where other sessions capture at the same time: the queue may have more jobs
         if len(rows) == limit or (rows and not config.backend.releases_skipped_rows):
             self._more_jobs = True
         with self._lock:
@@ -368,7 +367,7 @@ class WorkerState:
         self._reply_lost, reply_lost = True, self._reply_lost
         if config.backend.writable_ctes and queue._jobs.target is None:
             completed = self.acks.completed()
-            # with prefetch only: the others are counted when their handlers begin, which is now
+            # only with prefetch: without it, all handlers begin now, and their attempts are counted then
             ahead = 0 < beyond <= self._startable_soon()
             self.database.keeps_connection = self._startable_soon() > 0
             pairs, after = [job._pair for job in completed], self._position()
@@ -381,7 +380,7 @@ class WorkerState:
             except Exception as error:
                 if not completed or self.database.may_pass(error):
                     raise
-                self.acks.send_completed()  # one of them is refused
+                self.acks.send_completed()  # reports one by one: the database refuses one of these jobs
             else:
                 retried = self.database.was_retried
                 self.acks.confirm(completed, number)  # if it fails, the worker finds the captured jobs by its host
@@ -400,8 +399,9 @@ class WorkerState:
         """Note a search.
 
         While another session has an old snapshot, each search from the head of PostgreSQL's index reads the entries of
-        all jobs that were captured since. So the next ones start where this one ended, for ten times as long as one
-        from the head takes. Jobs that sort before it, of a higher priority for instance, wait until then.
+        all jobs that were captured since. So the next searches start where this one ended, for ten times as long as a
+        search from the head takes, at most for ``poll`` seconds. Jobs that sort before that position, for instance of a
+        higher priority, wait until then.
 
         :param last: the last job that was captured; ``None`` if there were fewer than asked for.
         :param took: how long it took, in seconds.
@@ -414,11 +414,11 @@ class WorkerState:
         self._after = None if last is None else tuple(last[keys[role]] for role in ORDER)
 
     def _startable_soon(self) -> int:
-        """Return how many handlers will begin soon, beside those that can begin now, by the time that they take."""
+        """Return how many more handlers will begin soon than can begin now, estimated from how long they take."""
         return int(_AHEAD * self.config.concurrency / self._handler_time)
 
     def _receive(self, rows: Sequence[Sequence[Any]], host: str) -> None:
-        """Keep captured jobs; return them where the worker has begun again under another host meanwhile."""
+        """Keep captured jobs; return them to the queue if the worker has got another host meanwhile."""
         own, may_be_lost = self.config.queue._jobs, self.heartbeats.may_be_lost
         captured = own.captured(self.config.name, host)
         jobs = [RunningJob(own, row, captured, may_be_lost) for row in rows]
@@ -426,7 +426,7 @@ class WorkerState:
             current = host == self.heartbeats.host
             if current:
                 for job in jobs:
-                    # ready is one whose attempt was counted with its capture
+                    # a job is ready if its attempt was counted with its capture
                     (self.ready if job._pair[1] & BEGUN else self.waiting).append(job)
         if not current:
             self._release(jobs)
@@ -445,7 +445,7 @@ class WorkerState:
         if self.stopping or self._stop.requested or not jobs or self._runs_suspect() or not self.heartbeats.recent():
             return [], False
         if jobs[0]._is_suspect:
-            # alone in its process: whatever ran beside it would end with it, and so would an unsent report
+            # A suspect runs alone: if it kills the process, no other job and no unsent report must be lost with it.
             return ([] if self.ready or self.running or self.acks.finished else jobs[:1]), False
         harmless = list(takewhile(lambda job: not job._is_suspect, jobs))
         if free > 0:
@@ -468,18 +468,18 @@ class WorkerState:
             others: list[RunningJob] = []
             if begun and begun[0]._is_suspect:
                 others, self.waiting = list(self.waiting), deque()
-        # and those that were lost meanwhile, since the worker was silent
+        # also the jobs that were lost meanwhile, because the worker was silent
         self._release([*others, *(job for job in counted if job not in begun)])
 
     def _counted(self, jobs: list[RunningJob], ahead: bool) -> list[RunningJob]:
-        """Count attempts in the database, and return the jobs of those that are counted.
+        """Count attempts in the database, and return the jobs whose attempts are counted.
 
-        Jobs of other owners are dropped. Those whose rows are locked, perhaps since they are being requeued, wait.
+        Jobs of other owners are dropped. Jobs whose rows are locked wait: another worker may be requeueing them.
         """
         bits = BEGUN | COUNTED_AHEAD if ahead else BEGUN
         states: dict[Any, str] = {_with_bits(job._pair, bits): RUNNING for job in jobs}
         if self.database.perform(self.config.queue._begin([job._pair for job in jobs], ahead=ahead)) < len(jobs):
-            # the reply to an earlier count may have been lost, which was ahead or not
+            # an earlier count, ahead or not, may have succeeded without a reply
             states = self.database.states([_with_bits(job._pair, each) for job in jobs for each in _COUNT_STATES])
         counted = []
         for job in jobs:
@@ -501,39 +501,40 @@ class WorkerState:
             self._compare()
 
     def _compare(self) -> None:
-        """Compare the jobs that this worker has with those that it has in the database.
+        """Compare the jobs that this worker knows with the running jobs of its host in the database.
 
-        Those that it doesn't know return to the queue: the reply to their capture was lost. It looks at once, again
-        after a heartbeat, and from time to time, since the server may continue a statement whose client has given up.
+        Jobs that it doesn't know return to the queue: the reply to their capture was lost. After a lost reply it
+        compares at once, and again after a heartbeat: the server may continue a statement whose client has given up.
+        Otherwise it compares from time to time.
         """
         queue, host = self.config.queue, self.heartbeats.host
         pairs = {tuple(pair) for pair in self.database.perform(queue._running_on(host, queue=self.config.name))}
         with self._lock:
             owned = [*self.waiting, *self.ready, *self.running.values()]
-            known = {_captured(job._pair) for job in (*owned, *self.acks.finished)}
-        unknown = [pair for pair in pairs if _captured(pair) not in known]
-        if unknown:
-            self.database.perform(skip_locked_rows(queue.release(sorted(unknown))))
+            claims = {_captured(job._pair) for job in (*owned, *self.acks.finished)}
+        orphans = [pair for pair in pairs if _captured(pair) not in claims]
+        if orphans:
+            self.database.perform(skip_locked_rows(queue.release(sorted(orphans))))
             self._more_jobs = True
         if not self.stopping:
             captured = set(map(_captured, pairs))
             self._lose([job for job in owned if _captured(job._pair) not in captured])
         self._compare_at = time.monotonic() + (self.config.heartbeat if self._reply_lost else self._interval)
         if self._reply_lost and self._until_empty:
-            self._more_jobs = True  # whether the queue is empty is known after a fetch that was answered
+            self._more_jobs = True  # only a fetch that was answered can tell that the queue is empty
         self._reply_lost = False
 
     def _lose(self, jobs: Sequence[RunningJob]) -> None:
-        """Note which of the jobs, which no longer run there, have another owner; handlers ended the others."""
+        """Note which jobs have another owner, of those that no longer run in the database; handlers ended the rest."""
         states = self.database.states([job._pair for job in jobs])
-        taken = [job for job in jobs if job._pair not in states]
+        losses = [job for job in jobs if job._pair not in states]
         with self._lock:
-            for job in taken:
+            for job in losses:
                 job._disowned = True
-            self.waiting = deque(job for job in self.waiting if job not in taken)
-            self.ready = deque(job for job in self.ready if job not in taken)
-        if taken:
-            log(logging.WARNING, "Jobs lost (job.lost), which have another owner by now: %d", len(taken))
+            self.waiting = deque(job for job in self.waiting if job not in losses)
+            self.ready = deque(job for job in self.ready if job not in losses)
+        if losses:
+            log(logging.WARNING, "Jobs lost (job.lost), which have another owner by now: %d", len(losses))
 
     def _requeue_silent(self) -> None:
         """Requeue the jobs of silent workers, if this one may judge others."""
@@ -541,7 +542,7 @@ class WorkerState:
         if config.stalled_after is None or self.stopping or time.monotonic() < self._requeue_at:
             return
         heartbeats = self.heartbeats
-        # its first heartbeat is read before it judges, too: to know the server's clock
+        # the first heartbeat is read before this worker may judge others: it tells the server's clock
         if not (heartbeats.steady() if heartbeats.knows_clock else heartbeats.recent()):
             return
         sent_at = heartbeats.confirmed_at
@@ -568,7 +569,7 @@ class WorkerState:
 
     def _release_waiting(self) -> None:
         """Release the jobs that were not started, so that other workers needn't wait until they have stalled."""
-        with self._lock:  # a slot that has seen no stop takes its job first
+        with self._lock:  # a slot that hasn't seen the stop has taken its job before
             jobs = [*self.waiting, *self.ready]
         self._release(jobs)
         with self._lock:

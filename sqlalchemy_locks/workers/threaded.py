@@ -1,7 +1,7 @@
 """Worker: captures jobs from a queue, runs a handler for each, and reports the results, until it is stopped.
 
 Guarantees: a handler's exception fails its job and nothing else; a worker that dies, or loses its database, loses no
-job; on SIGTERM it finishes the jobs that it has started. What it decides is in ``state.py``.
+job; on SIGTERM it finishes the jobs that it has started. Its decisions are in ``state.py``.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class Worker(BaseWorker[Handler, Engine]):
         time than a round trip to the database. Meanwhile other workers can't run these jobs, even if they are idle.
     :param heartbeat: how often it reports that it is alive, in seconds; over a connection of its own.
     :param poll: how often an idle worker looks for jobs, in seconds. On PostgreSQL a notification wakes it immediately.
-    :param stalled_after: requeue the jobs of any worker of this queue whose last heartbeat is older, in seconds; at
-        least twice the heartbeat of each of them; and those that were captured as long ago without a worker. ``None``:
-        something else does (``Queue.requeue_stalled``).
+    :param stalled_after: requeue the jobs of every worker of this queue whose last heartbeat is older than this, in
+        seconds, and jobs that were captured as long ago without a worker. At least twice the ``heartbeat`` of each of
+        these workers. ``None``: this worker requeues none, and something else calls ``Queue.requeue_stalled``.
     :param grace: how long running handlers may continue after a stop, in seconds. Jobs that run longer are released.
         :meth:`run` returns within this time and 5 s, even if the database doesn't reply.
     :param retry_in: the pause after an attempt that failed, in seconds; or a function that returns it, called with the
@@ -99,7 +99,7 @@ class Worker(BaseWorker[Handler, Engine]):
     def _check(self, handler: Any) -> None:
         super()._check(handler)
         if is_coroutine_function(handler):
-            raise TypeError(f"a Worker doesn't await its handler, and {handler!r} has to be: use an AsyncWorker")
+            raise TypeError(f"a Worker doesn't await its handler, and {handler!r} must be awaited: use an AsyncWorker")
         if any(map(_is_generator_function, (handler, type(handler).__call__))):
             raise TypeError(
                 f"a worker's handler can't be a generator function: calling it runs none of its code: {handler!r}"
@@ -163,7 +163,7 @@ class Worker(BaseWorker[Handler, Engine]):
             stop.request()  # of a thread that hasn't ended
             self._wake_all()
             if self._state is not None:
-                self._state.heartbeats.end()  # which would keep the jobs of that thread from being requeued
+                self._state.heartbeats.end()  # while they go on, nobody requeues the jobs of that thread
         if errors:
             raise errors[0]
 
@@ -171,11 +171,11 @@ class Worker(BaseWorker[Handler, Engine]):
         self._progress.clear()
         if ended.is_set():  # checked after clear(), which may have removed the wake-up
             return True
-        left = stop.at + self.config.grace + CLOSE_WITHIN - time.monotonic()
-        if left <= 0:
+        wait = stop.at + self.config.grace + CLOSE_WITHIN - time.monotonic()
+        if wait <= 0:
             log(logging.ERROR, "The database doesn't reply: the worker's jobs are requeued when they have stalled")
             return True
-        self._progress.wait(min(left, threading.TIMEOUT_MAX))
+        self._progress.wait(min(wait, threading.TIMEOUT_MAX))
         return False
 
     def _run(self, stop: StopRequest, until_empty: bool) -> None:
@@ -225,7 +225,7 @@ class Worker(BaseWorker[Handler, Engine]):
                     job = state.done(job, error)
                 self._wake.set()
         except BaseException as error:
-            # an exception that another thread has sent to this one, outside of a handler: the worker would lack a slot
+            # raised outside of a handler, by another thread: without this, the worker would run on with a slot less
             state.fail(error)
 
     @contextlib.contextmanager
@@ -273,11 +273,11 @@ class Worker(BaseWorker[Handler, Engine]):
 
 
 def _is_generator_function(handler: Any) -> bool:
-    return inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)  # both see through a partial
+    return inspect.isgeneratorfunction(handler) or inspect.isasyncgenfunction(handler)  # both unwrap a partial
 
 
 def refuse_unfinished(returned: Any, kinds: tuple[type[Any], ...] = UNFINISHED) -> None:
-    """:raises TypeError: if a handler has returned what has yet to run, such as a coroutine or a generator."""
+    """:raises TypeError: if a handler has returned code that has yet to run, such as a coroutine or a generator."""
     if returned is not None and is_unfinished(returned, kinds):
         raise TypeError(f"the handler returned {returned!r}, whose code has not run: use an AsyncWorker to await it")
 
@@ -292,11 +292,11 @@ def _signals(stop: Callable[..., None]) -> Iterator[None]:
 
     def on_signal(number: int, _: Any) -> None:
         nonlocal stopped
-        if stopped:  # the second one ends the process, or does what it did before
+        if stopped:  # a second signal has the effect that it had before the worker ran: usually it ends the process
             signal.signal(number, before[number])
             signal.raise_signal(number)
             if before[number] == signal.SIG_DFL:
-                os._exit(128 + number)  # of a container's first process the kernel ignores a signal's default effect
+                os._exit(128 + number)  # the kernel ignores the signal's default effect for a container's first process
         stopped = True
         stop()
 

@@ -89,7 +89,7 @@ def asgi(
     :param secret: the key that signs tokens against forged requests; the same in each process that serves the page,
         e.g. your app's secret key. Required with ``authorize``.
     :param refresh: how often the page refreshes, in seconds; 0 turns it off.
-    :param title: its heading.
+    :param title: the heading of the page.
     :param own: tables of the app's own, by the name that the page shows: each a ``Queue``, ``Mutex`` or ``Timeout``.
         They are shown with the shipped tables.
     :param hosts: the host names that the page is served under, e.g. ``["ops.example.org"]``, each with any port. A
@@ -130,7 +130,7 @@ def asgi(
     if view is None:
         _log.warning("the dashboard %r has no view=: it is open to everyone who can reach it", title)
     return Starlette(
-        # the guard is inside of what answers its exceptions
+        # the guard is inside the app that answers its exceptions
         routes=[Mount("/", routes=routes, middleware=[Middleware(_Guard, view=view)])],
         middleware=middleware,
         exception_handlers={HTTPException: page.explain},
@@ -168,7 +168,7 @@ def wsgi(locks: Locks | Callable[[], Locks], **options: Unpack[PageOptions]) -> 
 
     def application(environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         try:
-            # the bridge never ends an answer that isn't read to its end, as when the client has disconnected
+            # read completely: the bridge never ends an answer that is read in part, as by a client that disconnects
             body = b"".join(bridge(os.getpid())(environ, start_response))
         except UnicodeError:
             start_response("400 Bad Request", [("Content-Type", "text/plain")])
@@ -187,7 +187,7 @@ class _Outermost:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         root, app_root = scope.get("root_path", ""), scope.get("app_root_path", "")
         if app_root and not f"{scope['path']}/".startswith(f"{root}/"):
-            # of a proxy that strips a prefix, which FastAPI(root_path=...) names
+            # a proxy has stripped the prefix that FastAPI(root_path=...) names
             scope = {**scope, "path": app_root + scope["path"]}
 
         async def send_safe(message: Message) -> None:

@@ -45,7 +45,7 @@ async def _answer(callback: Callback, request: Request, what: str) -> bool | str
     if inspect.isawaitable(answer):
         answer = await answer
     if isinstance(answer, str):
-        # in the form in which it can be stored and logged
+        # shortened, and without NUL, so that it can be stored and logged
         return answer.replace("\0", "").strip()[:MAX_NAME_LENGTH].strip() or False
     if isinstance(answer, bool) or answer is None:
         return bool(answer)
@@ -53,7 +53,7 @@ async def _answer(callback: Callback, request: Request, what: str) -> bool | str
 
 
 class Signatures:
-    """What only the page can have written: the tokens of its forms, and the messages of its redirections."""
+    """Signs and verifies the texts that only the page can have written: tokens of forms, messages of redirections."""
 
     def __init__(self, secret: str | bytes) -> None:
         salt = "sqlalchemy_locks.integrations.dashboard"

@@ -1,4 +1,4 @@
-"""What the page shows, read part by part and limited in size.
+"""The data of the page, read part by part and limited in size.
 
 A part that can't be read shows why, and doesn't affect the others.
 """
@@ -91,7 +91,7 @@ def read_all(locks: Locks, of: str | None = None, own: Mapping[str, OwnTable] | 
     completed = _section(locks, overview.completed)
     semaphores, leases = _semaphores(locks, of, now)
     timeouts = _limited(overview.timeouts, TIMEOUTS + len(TASKS))
-    waiters, held = _keys(_section(locks, overview.keys), now)
+    waiters, holders = _keys(_section(locks, overview.keys), now)
     dead = _with_ages(_with_own(locks, _limited(overview.dead, DEAD), tables, Queue), "failed_at", now)
     for row in dead.rows:
         row["line"] = overview.error_line(row)
@@ -111,7 +111,7 @@ def read_all(locks: Locks, of: str | None = None, own: Mapping[str, OwnTable] | 
         workers=_cut(workers_shown, WORKERS, workers, workers.counts.get("workers", 0)),
         lately=completed if completed.error is not None else _lately(completed),
         waiters=waiters,
-        locks=held,
+        locks=holders,
         mutexes=_cut(mutexes.rows, MUTEXES, mutexes, mutexes.counts.get("mutexes", 0)),
         periods=_periods(_with_own(locks, timeouts, tables, Timeout)),
         maintenance=_section(locks, overview.maintenance, _maintenance),
@@ -149,7 +149,7 @@ def _sentence(error: Exception) -> str:
 def _section(
     locks: Locks, read: Callable[[Locks], Part], shape: Callable[[Section], Section] = lambda section: section
 ) -> Section:
-    """Read a part. :param shape: makes of its rows what the page shows, where it could be read."""
+    """Read a part. :param shape: converts its rows for the page, if they could be read."""
     try:
         part = overview.read_part(locks, read)
     except _FAILURES as error:
@@ -193,7 +193,7 @@ def _semaphores(locks: Locks, of: str | None, now: datetime) -> tuple[Section, S
             locks,
             lambda locks: overview.semaphores(locks, SEMAPHORES) if of is None else overview.one_semaphore(locks, of),
         )
-    except ValueError:  # what the URL says is no name
+    except ValueError:  # the URL has an invalid name
         return Section(), Section()
     if section.error is not None:
         return section, section
@@ -264,12 +264,12 @@ def _queues(locks: Locks, now: datetime, completed: Section, own: Mapping[str, O
         row["completed"] = jobs[row["queue_id"]] if row["own"] is None else None
         table = None if row["own"] is None else own[row["own"]]
         row["pausable"] = not isinstance(table, Queue) or table._jobs.paused is not None
-    # where there are too many, those whose jobs are the latest are shown; in an order that rarely changes
-    latest = sorted(queues.values(), key=lambda row: (row["late"] is None, -(row["late"] or 0), row["queue_id"]))
-    latest = latest[:QUEUES]
-    latest.sort(key=lambda row: (not (row["dead"] or row["stalled"]), row["own"] or "", row["queue_id"]))
+    # of too many queues, those whose jobs are most overdue are shown; in an order that rarely changes
+    rows = sorted(queues.values(), key=lambda row: (row["late"] is None, -(row["late"] or 0), row["queue_id"]))
+    rows = rows[:QUEUES]
+    rows.sort(key=lambda row: (not (row["dead"] or row["stalled"]), row["own"] or "", row["queue_id"]))
     only_completed = len(queues) - len(section.rows)
-    return _cut(latest, QUEUES, section, section.counts.get("queues", 0) + only_completed)
+    return _cut(rows, QUEUES, section, section.counts.get("queues", 0) + only_completed)
 
 
 def _lately(section: Section) -> Section:
@@ -306,7 +306,7 @@ def _maintenance(section: Section) -> Section:
     rows = []
     for task in TASKS:
         seconds = due.get(task.name)
-        # maintenance checks every minute: a task overdue by ten isn't run by any process
+        # maintenance checks every minute: if a task is overdue by ten minutes, no process runs it
         late = seconds is not None and seconds < -600
         rows.append({"name": task.name, "every": task.every, "due": seconds, "late": late})
     return replace(section, rows=rows)

@@ -1,6 +1,7 @@
 """The page's views: the page, its refreshed part, and its actions.
 
-Statements and templates run in a thread. Those of ``AsyncLocks`` run in the event loop, which awaits the database.
+Templates run in a thread, and so do the statements of ``Locks``. Those of ``AsyncLocks`` run in the event loop, which
+awaits the database.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Page:
         return response
 
     async def act(self, name: str, request: Request) -> Response:
-        """Do what a form of the page says, and redirect to the page."""
+        """Execute the action of a form, and redirect to the page."""
         form = await _read_form(request)
         who = await visitor_name(self._authorize, request)
         if who is None:

@@ -193,4 +193,4 @@ def test_overdue_maintenance_is_shown(servers: Servers) -> None:
         with engine.begin() as connection:
             connection.execute(table.update().values(ts=0))
         with closing(Door("thread", url, "")) as page:
-            assert "They are not being run" in page.text()
+            assert "Nothing runs these tasks" in page.text()

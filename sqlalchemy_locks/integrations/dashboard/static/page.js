@@ -49,10 +49,10 @@
 
   const show = (html) => {
     const fresh = new DOMParser().parseFromString(html, "text/html").body;
-    const known = new Map();
-    for (const one of live.querySelectorAll("details[data-key]")) known.set(one.dataset.key, one.open);
+    const states = new Map();
+    for (const one of live.querySelectorAll("details[data-key]")) states.set(one.dataset.key, one.open);
     for (const one of fresh.querySelectorAll("details[data-key]")) {
-      if (known.has(one.dataset.key)) one.open = known.get(one.dataset.key);
+      if (states.has(one.dataset.key)) one.open = states.get(one.dataset.key);
     }
     const focused = live.contains(document.activeElement) ? [...live.querySelectorAll("a, summary, [tabindex]")].indexOf(document.activeElement) : -1;
     const scrolled = [...live.querySelectorAll(".scroll")].map((one) => one.scrollLeft);
@@ -82,8 +82,8 @@
   }
 
   const query = () => {
-    const asked = new URLSearchParams(location.search).get("of");
-    return asked ? `?of=${encodeURIComponent(asked)}` : "";
+    const semaphore = new URLSearchParams(location.search).get("of");
+    return semaphore ? `?of=${encodeURIComponent(semaphore)}` : "";
   };
 
   button.addEventListener("click", () => {
