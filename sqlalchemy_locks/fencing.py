@@ -47,9 +47,9 @@ def fenced(statement: Update, fence: Any, token: int) -> Operation[Any]:
     :param statement: an UPDATE of one table (``update(Document).where(...).values(...)``), without RETURNING.
     :param fence: the column of that table that stores the token (:func:`Fence` makes one).
     :param token: the fencing token of the held lock, as ``acquire_token`` returned it.
-    :return: ``True`` if the row was written, ``False`` if no row matches the statement's own condition (any longer: a
-        newer holder may have changed the columns it compares; on PostgreSQL another transaction may have deleted the
-        row and inserted it again during the wait).
+    :return: ``True`` if the row was written, ``False`` if no row matches the statement's own condition. It may match no
+        longer: a newer holder may have changed the columns that it compares, or, on PostgreSQL, another transaction may
+        have deleted the row and inserted it again during the wait.
     :raises StaleToken: if a newer holder has written; nothing is written then. If the statement matches several rows,
         roll back: those without a newer token are written.
     :raises TypeError: :raises ValueError: for another statement, another table's column, or an invalid token.
@@ -111,18 +111,18 @@ class _FencedUpdate(OperationImpl):
     def run(self, execution: Execution) -> bool:
         if not self.single:
             execution.require_transaction(self.target.table)
-        written = execution.execute(self._fenced_update(), {}).rowcount
-        if not written or not self.single:
-            newer = self._newer_token(execution)
-            if newer is not None:
+        rowcount = execution.execute(self._fenced_update(), {}).rowcount
+        if not rowcount or not self.single:
+            token = self._newer_token(execution)
+            if token is not None:
                 raise StaleToken(
-                    f"a newer holder, with the token {newer}, has written to {self.target.name} already: the write "
+                    f"a newer holder, with the token {token}, has written to {self.target.name} already: the write "
                     f"with the token {self.token} is refused",
-                    newer,
+                    token,
                 )
-        if written and execution.session is not None:
+        if rowcount and execution.session is not None:
             self.target.refresh(execution.session, [self.fence, *self.columns], self._equalities())
-        return bool(written)
+        return bool(rowcount)
 
     def _newer_token(self, execution: Execution) -> Any:
         """Return the greatest token for which a row was refused, or ``None``."""
