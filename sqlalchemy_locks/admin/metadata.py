@@ -68,7 +68,7 @@ def _in_transaction(bind: Engine | Connection) -> Iterator[Connection]:
 
 
 def _operations(connection: Connection) -> Any:
-    # imported here: Alembic is needed to install, never to lock
+    # imported here, since only an installation needs Alembic
     from alembic.migration import MigrationContext
     from alembic.operations import Operations
 

@@ -19,7 +19,7 @@ from sqlalchemy_locks.alembic import steps
 from sqlalchemy_locks.alembic.drift import check
 from sqlalchemy_locks.alembic.options import Options, Refused
 
-#: below Alembic's: the ``fileConfig()`` of an ``env.py`` disables every other one that exists already
+#: a child of Alembic's logger: the ``fileConfig()`` of an ``env.py`` disables all other existing loggers
 _logger = logging.getLogger("alembic.sqlalchemy_locks")
 
 
@@ -64,7 +64,7 @@ def own_branch(
     scripts = context.script
     if scripts is None:
         return
-    # by the folder: a label is on every revision that descends from a shipped one, too
+    # by the folder, not by the label: a revision that descends from a shipped one has its label, too
     shipped = coerce_resource_to_filename("sqlalchemy_locks.alembic_templates:versions").absolute()
     heads = [scripts.get_revision(head) for head in scripts.get_heads()]
     app_heads = [head.revision for head in heads if head is not None and Path(head.path).parent != shipped]

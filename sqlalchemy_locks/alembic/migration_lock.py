@@ -25,12 +25,12 @@ from sqlalchemy_locks.dialects.base import Sleep, sleep_for
 from sqlalchemy_locks.dialects.migration_locks import ALEMBIC, MigrationLock, in_memory, migration_lock_on
 from sqlalchemy_locks.errors import LockLost, LockTimeout, Unsupported
 
-#: below Alembic's: the ``fileConfig()`` of an ``env.py`` disables every other one that exists already
+#: a child of Alembic's logger: the ``fileConfig()`` of an ``env.py`` disables all other existing loggers
 _logger = logging.getLogger("alembic.sqlalchemy_locks")
 
 #: seconds: between two tries, at first and at most; between two messages of a waiter; between two pings of a holder
 _FIRST_PAUSE, _LONGEST_PAUSE, _MESSAGE_EVERY, _PING_EVERY = 0.05, 1.0, 10.0, 30.0
-#: how long a holder doesn't ask again between two statements of one revision, in seconds
+#: between two statements of one revision, a holder asks again only after this time, in seconds
 _RECENT = 1.0
 
 
@@ -50,7 +50,7 @@ def migration_lock(
     :param required: raise ``Unsupported`` where there is no lock that all processes see; otherwise warn, and go on
         without one.
     :raises LockTimeout: the lock was not free in time; nothing has run.
-    :raises LockLost: its connection died: before the next statement of a migration, or at the end.
+    :raises LockLost: its connection died; raised before the next statement of a migration, or at the end.
     :raises Unsupported: for clusters whose locks are a node's own (Galera, Group Replication with several primaries,
         Citus, pgactive, ...), without the engine's execution option ``locks_one_node=True``; for YugabyteDB before
         2025.1.
@@ -108,18 +108,18 @@ def _wait(lock: MigrationLock, name: str, limit: float | None, sleep: Sleep) -> 
     message_at = began_at + _MESSAGE_EVERY
     while not lock.acquire():
         now = time.monotonic()
-        left = float("inf") if limit is None else began_at + limit - now
-        if left <= 0:
+        remaining = float("inf") if limit is None else began_at + limit - now
+        if remaining <= 0:
             raise LockTimeout(
                 f"the migration lock {name!r} could not be acquired within {limit:g} s: it is held by "
                 f"{lock.holder() or 'another process'}; nothing was migrated"
             )
         if now >= message_at:
             message_at += _MESSAGE_EVERY
-            end = "without a limit" if limit is None else f"for {left:.0f} s more"
+            end = "without a limit" if limit is None else f"for {remaining:.0f} s more"
             message = f"Waiting {end} for the migration lock {name!r}, held by {lock.holder() or 'another process'}"
             print(message, file=sys.stderr, flush=True)
-        sleep(min(pause, left))
+        sleep(min(pause, remaining))
         pause = min(_LONGEST_PAUSE, pause * 1.5)
 
 
@@ -127,7 +127,7 @@ def _wait(lock: MigrationLock, name: str, limit: float | None, sleep: Sleep) -> 
 def _watched(connection: Connection, lock: MigrationLock, name: str) -> Iterator[None]:
     """Ask whether a lock is held before each revision, about once a second, and at the end; keep its connection alive.
 
-    :raises LockLost: when it is not: in a statement of the migration, or at the end.
+    :raises LockLost: when the lock is lost: in a statement of the migration, or at the end.
     """
     looked_at = -float("inf")
 

@@ -1,6 +1,6 @@
 """capture: rows of any mapped class or table, by any condition.
 
-How rows are captured is in ``capture.py``, for this and for every other pattern that captures.
+``capture.py`` does the work, for this and for every other pattern that captures rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _RowCapture(CaptureImpl):
-    """What one :func:`capture` does."""
+    """The implementation of one :func:`capture`."""
 
     needs_installation = False
 

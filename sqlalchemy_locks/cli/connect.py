@@ -139,6 +139,6 @@ def _make_engine(url: URL) -> Engine:
     if url.get_dialect().is_async:
         from sqlalchemy.ext.asyncio import create_async_engine
 
-        # the page has an event loop of its own, and a pooled connection would belong to this one
+        # no pool: the page has an event loop of its own, and a pooled connection would belong to this one
         return create_async_engine(url, poolclass=NullPool).sync_engine
     return create_engine(url)

@@ -54,7 +54,7 @@ class RoleMapping:
     """The table of a pattern's rows, and its column for each role.
 
     :param pattern: the pattern as errors name it, e.g. ``Mutex``.
-    :param shipped: selects the shipped table. :param roles: the roles it has.
+    :param shipped: selects the shipped table. :param roles: the roles of its columns.
     :param entity: the user's own class or table. :param columns: its column for each role, ``None`` where it has none.
     :raises ValueError: where the model doesn't declare that an id is one row (in one queue).
     """
@@ -109,7 +109,7 @@ class RoleMapping:
             )
 
     def require_type(self, role: str, types: tuple[type, ...], what: str, but: type | tuple[()] = ()) -> None:
-        """:raises TypeError: if the column that plays the role has another type, or the one that is excepted."""
+        """:raises TypeError: if the column that plays the role has another type, or the excluded type ``but``."""
         if self._mapped is None or role not in self._mapped:
             return
         type_ = self._mapped[role].type

@@ -77,17 +77,17 @@ class CreateRows(OperationImpl):
         for batch in execution.batches(ids):
             values = {**others, _IDS_PARAM: batch}
             present.update(execution.execute(self._present(execution.context), values).scalars())
-        statement, inserted = self._insert(execution.context, insert), 0
+        statement, count = self._insert(execution.context, insert), 0
         for id in ids:
             if id in present:
                 continue
             try:
                 execution.execute(statement, {**others, ID_PARAM: id})
-                inserted += 1
+                count += 1
             except IntegrityError as error:
                 if execution.backend.meaning(error) != "duplicate":
                     raise
-        return inserted
+        return count
 
     def _present(self, context: BuildContext) -> Select[Any]:
         columns = self.mapping.columns(context)

@@ -231,8 +231,8 @@ class StateTransition(Pattern[Client]):
         """
         if claim is not None and (isinstance(claim, bool) or not isinstance(claim, int)):
             raise TypeError(f"claim is the number that a captured task has, not {claim!r}")
-        given_claim = b"" if claim is None else int(claim)
-        values = as_id(id), as_status(status), self._captured, given_claim, int(bool(force)), as_instant(self._clock)
+        number = b"" if claim is None else int(claim)
+        values = as_id(id), as_status(status), self._captured, number, int(bool(force)), as_instant(self._clock)
         return _SET_STATUS, queue, values, bool
 
     @operation
