@@ -151,7 +151,7 @@ class _FencedUpdate(OperationImpl):
                 pending += clause.clauses
             elif isinstance(clause, BinaryExpression) and clause.operator is operators.eq:
                 for left, right in ((clause.left, clause.right), (clause.right, clause.left)):
-                    # an alias is another table, though its columns are based on the target's
+                    # not an alias, which is another table although its columns are based on the target's
                     if isinstance(right, BindParameter) and isinstance(getattr(left, "table", None), Table):
                         for column in self.target.table.columns:
                             if column in left.base_columns:

@@ -135,8 +135,8 @@ def queues(locks: Locks) -> Rows:
 def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
     """Return the queues with their jobs by state, those with late jobs first.
 
-    Waiting jobs are counted in the ``HEADS`` queues that seem to be the latest: those that are captured next. Each
-    row's ``at_least`` has the names of those counts that may be greater.
+    Waiting jobs are counted only in the queues whose next job has waited longest, as many as ``HEADS`` has names. The
+    jobs that are captured next are counted. Each row's ``at_least`` names the counts that may be greater.
     """
     jobs = None if queue is None else queue._jobs
     limited: Any = locks.run(activity.limited_stats(COUNT_LIMIT, STALLED_AFTER, jobs))

@@ -27,8 +27,9 @@ def include_name(name: str | None, type_: str, parent_names: Mapping[Any, str | 
     """Exclude this library's tables from autogenerate: for ``context.configure(include_name=...)``.
 
     The schema and the prefix are read from ``alembic.ini`` (``sqlalchemy_locks_schema``,
-    ``sqlalchemy_locks_prefix``): set them there, too, if a directive names others. A filter of your own calls this one.
-    A table that is in the ``target_metadata``, as with ``sl.metadata()`` among them, is compared.
+    ``sqlalchemy_locks_prefix``): set them there, too, if a directive names others. If you have a filter of your own,
+    let it call this one. A table of the ``target_metadata`` is compared nevertheless, for instance with
+    ``sl.metadata()`` among them.
     """
     if type_ != "table" or name is None:
         return True

@@ -1,7 +1,7 @@
 """One process migrates at a time, the others wait: a lock for ``env.py``, which needs no table.
 
-It is held on a second connection, so that whatever the migrations commit doesn't end it, and it ends with its process.
-Waiters poll: one that waited inside the server would have a snapshot, for which ``CREATE INDEX CONCURRENTLY`` waits.
+The lock is held on a second connection, so that a commit of the migrations doesn't end it. It ends with its process.
+Waiters poll: a waiter inside the server would have a snapshot, and ``CREATE INDEX CONCURRENTLY`` waits for snapshots.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ def migration_lock(
 ) -> Iterator[None]:
     """Let one process at a time run migrations, in ``env.py``: around ``context.configure()`` and what follows.
 
-    A process that waits prints who holds the lock, every ten seconds. When it is its turn, Alembic finds what is left
-    to do, which is mostly nothing. Nothing is executed on ``connection``. The lock has a connection of its own, beside
-    the pool of the engine, and ends when the process dies.
+    A process that waits prints who holds the lock, every ten seconds. When its turn comes, Alembic runs the migrations
+    that are still missing, usually none. Nothing is executed on ``connection``. The lock has a connection of its own,
+    beside the pool of the engine, and ends when the process dies.
 
-    :param connection: the one that ``context.configure()`` gets; in an async ``env.py``, that of ``run_sync()``.
+    :param connection: the connection that ``context.configure()`` gets; in an async ``env.py``, that of ``run_sync()``.
     :param name: processes exclude one another that use the same name in the same database.
     :param timeout: the longest wait in seconds; ``None`` waits without a limit, 0 tries once.
     :param required: raise ``Unsupported`` where there is no lock that all processes see; otherwise warn, and go on
@@ -148,7 +148,7 @@ def _watched(connection: Connection, lock: MigrationLock, name: str) -> Iterator
             nonlocal looked_at
             if time.monotonic() - looked_at > _RECENT:
                 look_alone()
-            if _version_table() in statement:  # a revision ends: what follows belongs to the next one
+            if _version_table() in statement:  # a revision ends: the next statement begins another one
                 looked_at = -float("inf")
 
         event.listen(connection, "before_cursor_execute", before_statement)
@@ -167,9 +167,9 @@ def _version_table() -> str:
 
 @contextmanager
 def _pinged(lock: MigrationLock, look: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Keep a connection from being idle, in a thread, or in a task of the loop with an async driver.
+    """Keep the lock's connection from being idle, by a thread, or with an async driver by a task of the event loop.
 
-    It yields ``look`` for the thread or task of the migrations: one of the two uses the connection at a time.
+    It yields a ``look`` for the migrations that never uses the connection at the same time as the thread or task.
     """
     if lock.asynchronous:
         alone = asyncio.Lock()

@@ -135,7 +135,7 @@ class CaptureImpl(OperationImpl):
                 )
 
     def _as_writer(self, execution: Execution, spec: CaptureSpec) -> Any:
-        """Take the write lock first, which a statement that begins with WITH doesn't take by itself."""
+        """Capture under the write lock, which a statement that begins with WITH doesn't take by itself."""
         with execution.waiting():
             if not execution.backend.transaction_begun(execution.connection):
                 execution.begin_as_writer(spec.table)

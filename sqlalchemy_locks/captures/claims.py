@@ -21,7 +21,7 @@ from sqlalchemy_locks.core.roles import RoleMapping
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
 _INFO_KEY = "sqlalchemy_locks_captured"
-#: the roles that identify a captured task, as far as there are columns for them
+#: the roles that identify a captured task; a table may lack columns for some of them
 _IDENTITY = ("id", "queue", "claim")
 
 

@@ -49,7 +49,7 @@ def _capture(
         ``Table``.
     :param where: which rows can be captured: a condition, or several. ``values`` must make it false, or the next
         capture takes the same rows again. Other tables go into an ``exists()``.
-    :param values: what to set: attributes, columns or their names, and values or SQL expressions.
+    :param values: the values or SQL expressions to set, by attribute, column or column name.
     :param order_by: which rows come first; one expression or several. An index should deliver this order (see the
         guide).
     :param limit: the maximum number of rows.

@@ -187,8 +187,8 @@ class StateTransition(EntityPattern[E]):
         :param queue: the queue, if ``id`` is an id.
         :param claim: the captured row's ``claim`` or the captured entity, if ``id`` is an id: nothing is set if the
             task was captured again since.
-        :param force: set it whatever its status is. The claim of a captured entity or row is checked nevertheless: to
-            override another capture, give the id without ``claim``.
+        :param force: set the status even if the task isn't captured. The claim of a captured entity or row is checked
+            nevertheless: to override another capture, give the id without ``claim``.
         :return: whether it was set: ``False`` for a task that isn't captured, or was captured again.
         :raises UnknownTask: for a task that doesn't exist.
         :raises ValueError: for an entity that was loaded rather than captured.

@@ -199,7 +199,7 @@ def _merged(spec: CaptureSpec, each: Sequence[Any]) -> Any:
 
 
 def lock_candidates(spec: CaptureSpec, keys: Sequence[tuple[Any, ...]], options: Iterable[Any]) -> Any:
-    """Return InnoDB's SELECT that locks no gap, but those of these rows that are still candidates and not locked."""
+    """Return InnoDB's SELECT that locks those of these rows that are still unlocked candidates, and no gap."""
     statement: Any = select(*spec.keys).where(*spec.where).options(*options)
     if spec.one_of is not None:
         column, values = spec.one_of
@@ -231,7 +231,7 @@ def criteria(options: Iterable[Any]) -> list[Any]:
 
 
 def loading(options: Iterable[Any], spec: CaptureSpec) -> list[Any]:
-    """Return the options without criteria for the captured class: changed rows are read, even if they match no more."""
+    """Return the options without criteria for the captured class, which a changed row may no longer meet."""
     return [option for option in options if option not in criteria([option]) or not _restricts(option, spec.mapper)]
 
 
@@ -257,8 +257,8 @@ def bind_values(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> 
 def _candidates_cte(spec: CaptureSpec, *, locks: bool = True) -> Any:
     """Return the candidates as a CTE, which is executed once.
 
-    PostgreSQL doesn't inline a CTE that locks, nor SQLite one with a limit. A subquery may be executed again for each
-    row, and then captures more than the limit.
+    PostgreSQL doesn't inline a CTE with locks, and SQLite doesn't inline one with a limit. A subquery may be executed
+    again for each row, and then captures more than the limit.
     """
     return select_candidates(spec, locks=locks).cte(SEARCH)
 
@@ -314,7 +314,7 @@ def capture_unordered(spec: CaptureSpec, *, counts: bool) -> Executable:
 
 
 def _split_modifiers(element: Any) -> tuple[Any, list[Any]]:
-    """Return an ORDER BY expression without DESC, NULLS LAST and the like, and these, the outermost first."""
+    """Return an ORDER BY expression without its modifiers (DESC, NULLS LAST), and these, the outermost first."""
     clause = element.__clause_element__() if hasattr(element, "__clause_element__") else element
     modifiers = []
     while isinstance(clause, UnaryExpression) and clause.modifier is not None:

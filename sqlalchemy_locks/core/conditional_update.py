@@ -170,7 +170,7 @@ class ConditionalAcquire(ConditionalUpdate):
         """Return the conditions of every acquisition besides those of a free row."""
         conditions = roles.retries_left(columns)
         if "token" in columns:
-            # a first try whose connection died must not take effect after the second one has
+            # a first try whose connection died must not take effect after the second try
             token = columns["token"]
             conditions.append(or_(token.is_(None), token != roles.role_param(token, "nonce")))
         return conditions

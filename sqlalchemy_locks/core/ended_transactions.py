@@ -50,7 +50,7 @@ def note_end(context: ExceptionContext) -> LockLost | None:
 
 
 def note_failure(context: ExceptionContext) -> None:
-    """Note that an error of asyncpg's, outside of a savepoint, has failed the transaction of a block."""
+    """Note that an error of asyncpg's, outside of a savepoint, has made the transaction of a block fail."""
     connection, error = context.connection, context.original_exception
     # only errors of the server have a severity; if asyncpg refuses to send a statement, the transaction hasn't failed
     answered = getattr(error.__cause__, "severity", None) is not None

@@ -129,7 +129,7 @@ class MappedTable:
 
     def _version_column(self) -> sa.Column[Any] | None:
         if self.mapper is None or self.mapper.version_id_col is None or not self.mapper.version_id_generator:
-            return None  # none, or one that the server increments
+            return None  # no version, or one that the server increments
         column: Any = self.mapper.version_id_col
         next_version: Any = self.mapper.version_id_generator
         increments = (next_version(None), next_version(41)) == (1, 42)

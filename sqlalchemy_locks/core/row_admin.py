@@ -72,7 +72,7 @@ class CreateRows(OperationImpl):
         return sum(execution.execute(statement, {**others, ID_PARAM: id}).rowcount for id in ids)
 
     def _insert_absent(self, execution: Execution, ids: Sequence[Any], others: dict[str, Any]) -> int:
-        """Insert one by one where an INSERT can't ignore just the rows that are present."""
+        """Insert the absent rows one by one, on an engine whose INSERT can't ignore duplicates and nothing else."""
         present: set[Any] = set()
         for batch in execution.batches(ids):
             values = {**others, _IDS_PARAM: batch}

@@ -79,8 +79,8 @@ def _after_fork() -> None:
             pool._pool = pool._pool.recreate()
 
 
-#: Side pools by dialect, which copies of an engine share. The references are weak: a pool refers to its engine, and so
-#: to the dialect, and neither would ever be collected. A listener of the dialect keeps the pool.
+#: Side pools by dialect, which copies of an engine share. With strong references neither would ever be collected, since
+#: a pool refers to its engine, and so to the dialect. A listener of the dialect keeps the pool instead.
 _pools: WeakKeyDictionary[Dialect, ReferenceType[SidePool]] = WeakKeyDictionary()
 
 

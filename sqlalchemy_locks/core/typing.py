@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol
 from sqlalchemy import literal, select
 
 MYPY = False
-#: SELECTs of one row of one value, whose shape an operation has
+#: SELECTs of one value, whose row shape an operation has
 NONE_ROW, BOOL_ROW, INT_ROW = select(literal(None)), select(literal(True)), select(literal(1))
 P = ParamSpec("P")
 Shape = typing.TypeVar("Shape", covariant=True)

@@ -1,8 +1,8 @@
 """InnoDB: a lock is the lock of a key's row. The row is committed first, by another connection; then it is locked.
 
 A statement that locks a committed row by its primary key locks this one record, and no gap, at every isolation level.
-A wait for the row is InnoDB's own, with its queue and its deadlock detection. Therefore no transaction holds a key by
-an uncommitted row: nobody could share it, and after its rollback its waiters would hold a lock of the gap.
+A wait for the row is InnoDB's own, with its queue and its deadlock detection. An uncommitted row has neither advantage:
+nobody can share it, and after its rollback its waiters hold a lock of the gap.
 
 1. Look, in the transaction: one SELECT answers whether the server accepts writes and locks the row if it is there.
    Above READ COMMITTED a locking read of an absent row would lock the gap, so there the SELECT reads no row.

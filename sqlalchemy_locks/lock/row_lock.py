@@ -170,8 +170,8 @@ def _values(impl: _Row, ident: Any) -> dict[str, Any]:
     return {f"pk_{n}": part for n, part in enumerate(parts)}
 
 
-# SQLAlchemy 2.0 and 2.1 spell the row shape of "an entity" differently, so it is that of select(). mypy carries the
-# generic through by the function's type, pyright by inference.
+# SQLAlchemy 2.0 and 2.1 spell the row shape of an entity differently, so the shape is taken from select(). mypy derives
+# it from the function's type, pyright by inference.
 MYPY = False
 if TYPE_CHECKING:
     if MYPY:

@@ -92,7 +92,7 @@ class _SessionUnlock(_SessionOperation):
 
 
 def _release_on_return(connection: Connection) -> None:
-    """Make the pool release what this connection holds before its next checkout."""
+    """Make the pool release the locks of this connection before its next checkout."""
     connection.info[_RELEASE] = str(select(ReleaseSessionLocks()).compile(dialect=connection.dialect))
     pool = connection.engine.pool
     # not event.contains(): it identifies a pool by its address, which a collected pool may have had
@@ -101,7 +101,7 @@ def _release_on_return(connection: Connection) -> None:
 
 
 def _on_reset(dbapi_connection: Any, record: Any, reset_state: Any) -> None:
-    # a detached connection is closed; one that can only be terminated loses its locks
+    # no release: a detached connection is closed, and a terminated one loses its locks
     if record is None or reset_state.terminate_only:
         return
     release = record.info.pop(_RELEASE, None)

@@ -100,9 +100,9 @@ _SET_RETRIES = RedisScript(
 class Pattern(Generic[Client]):
     """A pattern on one server, or one cluster."""
 
-    #: the class's part of its keys
+    #: the name of the pattern in its keys
     kind: ClassVar[str]
-    #: suffixes of its keys besides that of the states
+    #: the suffixes of its keys; the key of the states has none
     _suffixes: ClassVar[tuple[str, ...]] = (":facts",)
 
     def __init__(self, client: Client, *, prefix: str = "sqlalchemy_locks") -> None:

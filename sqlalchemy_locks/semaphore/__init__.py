@@ -5,7 +5,7 @@ live, which can be renewed. Grants have fencing tokens, and sweeps release aband
 
 Guarantees:
 
-- A grant never makes the held permits exceed the capacity, at any isolation level. The one exception is READ
+- No grant makes the held permits exceed the capacity of that moment, at any isolation level. The one exception is READ
   UNCOMMITTED that is set for one transaction only, since the server's variables don't show it.
 - One id is granted once, and a permit is released once.
 - A fencing token is greater than every earlier token of its semaphore, even after the semaphore was deleted and created

@@ -141,7 +141,7 @@ class AcquirePermits(base.SemaphoreImpl):
         request = base.share_request(execution, sql)
         if request is None:
             return None
-        # the SELECT with locks also locks gaps: only if the snapshot is older than the permits, and so hides them
+        # the SELECT with locks also locks gaps, so it is used only if an older snapshot hides the permits
         permits = execution.execute(sql.read_permits, {"row_id": request.id}).all()
         permits = permits or execution.execute(sql.share_permits, {"row_id": request.id}).all()
         rows = execution.execute(sql.read_names, {"row_ids": [permit.semaphore_id for permit in permits]})

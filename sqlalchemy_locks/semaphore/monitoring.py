@@ -315,7 +315,7 @@ def fullest(limit: int) -> RowsOperation[Any]:
     It has their number as ``total``, the number of those with holders as ``holders``, the number of ``full`` ones, and
     the ``used`` permits. Where there are no semaphores, or no leases, the row is missing, too.
 
-    :param limit: how many semaphores, unused ones included, and how many leases.
+    :param limit: the maximum number of semaphores, including unused ones, and of leases.
     """
     return RowsOperation(_FULLEST, {"limit": valid_int(limit, "limit")})
 

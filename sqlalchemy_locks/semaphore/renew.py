@@ -22,7 +22,7 @@ class RenewRequest(SemaphoreImpl):
         return LockFunction("semaphore_renew", *IDENTITY, WAIT_MS, type_=Boolean())
 
     def run_statements(self, execution: Execution, sql: Statements) -> bool:
-        # lock first: a clock that is read before the wait for the lock is late after it
+        # lock first: a time that is read before the wait for the lock is outdated after it
         request = lock_own_request(execution, sql)
         return request is not None and execution.execute(sql.renew_request, {"row_id": request.id}).rowcount == 1
 

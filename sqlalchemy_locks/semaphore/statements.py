@@ -78,7 +78,7 @@ class Statements:
     #: for several semaphores: sum, fence, the instant of the read, and when the request (``row_id``) was inserted
     sum_held: Executable
     sum_held_of_one: Executable
-    #: locks the permits, and so reads their latest versions whatever the snapshot is
+    #: locks the permits, and so reads their latest versions, which a snapshot may hide
     share_held_of_one: Executable
     read_clock: Executable
     raise_fence: sa.Update

@@ -63,7 +63,7 @@ class SessionLevelIn(ColumnElement[bool]):
 READ_UNCOMMITTED = SessionLevelIn("READ-UNCOMMITTED")
 #: READ COMMITTED or below, where a search for an absent row locks no gap
 READ_COMMITTED = SessionLevelIn("READ-COMMITTED", "READ-UNCOMMITTED")
-#: a plain SELECT reads without locks; at SERIALIZABLE it locks what it reads
+#: levels at which a plain SELECT reads without locks; at SERIALIZABLE it locks the rows that it reads
 PLAIN_READS = SessionLevelIn("REPEATABLE-READ", "READ-COMMITTED", "READ-UNCOMMITTED")
 
 

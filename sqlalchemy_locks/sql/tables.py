@@ -230,7 +230,7 @@ def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> 
         is_set = at[role].is_not(None)
         indexes.append(sa.Index(f"{prefix}_{name}", at[role], postgresql_where=is_set, sqlite_where=is_set))
     if "unique_key" in at:
-        # a capture sets the key to NULL, of which there may be any number
+        # a capture sets the key to NULL, and a unique index allows any number of NULLs
         is_set = at["unique_key"].is_not(None)
         key = (at["queue_id"], at["unique_key"])
         indexes.append(sa.Index(f"{prefix}_unique", *key, unique=True, postgresql_where=is_set, sqlite_where=is_set))
