@@ -47,9 +47,9 @@ def fenced(statement: Update, fence: Any, token: int) -> Operation[Any]:
     :param statement: an UPDATE of one table (``update(Document).where(...).values(...)``), without RETURNING.
     :param fence: the column of that table that stores the token (:func:`Fence` makes one).
     :param token: the fencing token of the held lock, as ``acquire_token`` returned it.
-    :return: ``True`` if the row was written, ``False`` if no row matches the statement's own condition. A row may no
-        longer match: a newer holder may have changed the columns that the condition compares; on PostgreSQL another
-        transaction may have deleted the row and inserted it again during the wait.
+    :return: ``True`` if the row was written, ``False`` if no row matches the statement's own condition. It may match no
+        longer: a newer holder may have changed the columns that it compares, or, on PostgreSQL, another transaction may
+        have deleted the row and inserted it again during the wait.
     :raises StaleToken: if a newer holder has written; nothing is written then. If the statement matches several rows,
         roll back: those without a newer token are written.
     :raises TypeError: :raises ValueError: for another statement, another table's column, or an invalid token.
@@ -91,7 +91,7 @@ class _FencedUpdate(OperationImpl):
             raise Unsupported("fenced adds columns to the SET clause: use values(), not ordered_values()") from error
 
     def build(self, context: BuildContext) -> Update | None:
-        # With several rows, a query for newer tokens follows, and only a transaction can undo the writes before it.
+        # several rows must be checked for newer tokens afterwards, and can be rolled back only in a transaction
         return self._fenced_update() if self.single else None
 
     def multi_statement_reason(self, context: BuildContext) -> str:
@@ -111,8 +111,8 @@ class _FencedUpdate(OperationImpl):
     def run(self, execution: Execution) -> bool:
         if not self.single:
             execution.require_transaction(self.target.table)
-        rows = execution.execute(self._fenced_update(), {}).rowcount
-        if not rows or not self.single:
+        rowcount = execution.execute(self._fenced_update(), {}).rowcount
+        if not rowcount or not self.single:
             newer = self._newer_token(execution)
             if newer is not None:
                 raise StaleToken(
@@ -120,9 +120,9 @@ class _FencedUpdate(OperationImpl):
                     f"with the token {self.token} is refused",
                     newer,
                 )
-        if rows and execution.session is not None:
+        if rowcount and execution.session is not None:
             self.target.refresh(execution.session, [self.fence, *self.columns], self._equalities())
-        return bool(rows)
+        return bool(rowcount)
 
     def _newer_token(self, execution: Execution) -> Any:
         """Return the greatest token for which a row was refused, or ``None``."""
@@ -151,7 +151,7 @@ class _FencedUpdate(OperationImpl):
                 pending += clause.clauses
             elif isinstance(clause, BinaryExpression) and clause.operator is operators.eq:
                 for left, right in ((clause.left, clause.right), (clause.right, clause.left)):
-                    # an alias is another table, though its columns are based on the target's
+                    # not an alias, which is another table although its columns are based on the target's
                     if isinstance(right, BindParameter) and isinstance(getattr(left, "table", None), Table):
                         for column in self.target.table.columns:
                             if column in left.base_columns:

@@ -19,7 +19,7 @@ def metadata(*, schema: str | None = DEFAULT_SCHEMA, prefix: str = DEFAULT_PREFI
         tables carry ``prefix`` instead; ``create_all`` selects the right one by itself.
     :param prefix: the prefix of the tables' names on MySQL, MariaDB and SQLite.
     :param locking: on PostgreSQL and YugabyteDB, ``"table"`` locks rows of a table, ``"advisory"`` advisory keys.
-    :return: its ``create_all`` and ``drop_all`` do what the revisions do, functions and view included.
+    :return: its ``create_all`` and ``drop_all`` do the same as the revisions, including functions and the view.
     :raises TypeError: :raises ValueError: for names that aren't strings or are empty, and for another ``locking``.
 
     >>> sl.metadata().create_all(engine)
@@ -41,7 +41,7 @@ class _Metadata(MetaData):
             self.remove(tables.locked_keys)
 
     def create_all(self, bind: Any, tables: Any = None, checkfirst: Any = True) -> None:
-        """Install everything, as the revisions do; what exists stays."""
+        """Install everything, as the revisions do; existing objects stay."""
         _refuse_selection(tables, checkfirst)
         with _in_transaction(bind) as connection:
             _operations(connection).upgrade_locks(from_="base", to=_last_step(), **self._options)
@@ -68,7 +68,7 @@ def _in_transaction(bind: Engine | Connection) -> Iterator[Connection]:
 
 
 def _operations(connection: Connection) -> Any:
-    # imported here: Alembic is needed to install, never to lock
+    # imported here, since only an installation needs Alembic
     from alembic.migration import MigrationContext
     from alembic.operations import Operations
 

@@ -1,7 +1,7 @@
-"""What is held and what waits, part by part: the data of the command line and of the dashboard.
+"""The holders and waiters of every pattern, part by part: the data of the command line and of the dashboard.
 
-It only runs operations, each by itself: a part that isn't installed, or isn't available on this engine, reports that
-and doesn't affect the others. Rows are limited, and counts are exact up to a limit, so that the cost of a part stays
+It only runs operations, each by itself: if a part isn't installed, or isn't available on this engine, its error doesn't
+affect the others. Rows are limited, and counts are exact up to a limit, so that the cost of a part stays
 bounded in a large database.
 """
 
@@ -33,7 +33,7 @@ from sqlalchemy_locks.sql.clock import Now, utc
 from sqlalchemy_locks.sql.tables import DEFAULT_PREFIX, DEFAULT_SCHEMA
 
 Rows = list[dict[str, Any]]
-#: what an app may keep in tables of its own
+#: the patterns whose rows may be in a table of the app's own
 OwnTable = Queue[Any] | Mutex | Timeout
 
 #: completed jobs, holders, mutexes and timeouts are counted up to this number
@@ -44,7 +44,7 @@ HEAD_LIMIT = 400
 COMPLETED_WITHIN = 3600.0
 #: the maximum number of changes of capacity
 CHANGES = 20
-#: of how many semaphores that others wait for the holders are read
+#: the maximum number of semaphores with waiters whose holders are read
 QUEUED = 50
 
 
@@ -77,7 +77,7 @@ def _dicts(rows: Any) -> Rows:
 def semaphores(locks: Locks, limit: int) -> Part:
     """Return the fullest semaphores, and the leases that are held longest (``on_demand``).
 
-    What has expired isn't used, but ``expired``; the counts leave it out as far as these rows have it.
+    Expired permits count as ``expired``, not as ``used``. The counts exclude only the expired permits of these rows.
 
     :param limit: how many semaphores, and how many leases.
     """
@@ -94,7 +94,7 @@ def semaphores(locks: Locks, limit: int) -> Part:
             counts |= {"leases": total, "leases_held": int(row["holders"])}
         else:
             counts |= {"semaphores": total, "full": int(full)}
-    # read of these rows alone: of all that is held, each request would have to be read
+    # only for these rows: for all semaphores, every held request would have to be read
     ids = [row["id"] for row in rows if row["holders"]]
     expired = {id: int(permits) for id, permits in locks.run(monitoring.expired_permits(ids)) if permits} if ids else {}
     for row in rows:
@@ -123,8 +123,8 @@ def holders(each: int, semaphores: list[int]) -> Callable[[Locks], Part]:
 def ages(locks: Locks) -> Part:
     """Return how many requests are held, by age: one row."""
     rows = _dicts(locks.run(monitoring.holder_ages(COUNT_LIMIT)))
-    counted = sum(int(count) for name, count in rows[0].items() if name != "expired")
-    return Part(rows, {"holders": counted}, ["holders"] if counted == COUNT_LIMIT else ())
+    total = sum(int(count) for name, count in rows[0].items() if name != "expired")
+    return Part(rows, {"holders": total}, ["holders"] if total == COUNT_LIMIT else ())
 
 
 def queues(locks: Locks) -> Rows:
@@ -135,8 +135,8 @@ def queues(locks: Locks) -> Rows:
 def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
     """Return the queues with their jobs by state, those with late jobs first.
 
-    Waiting jobs are counted in the ``HEADS`` queues that seem to be the latest: those that are captured next. Each
-    row's ``at_least`` has the names of those counts that may be greater.
+    Waiting jobs are counted only in the queues whose next job has waited longest, as many as ``HEADS`` has names. The
+    jobs that are captured next are counted. Each row's ``at_least`` names the counts that may be greater.
     """
     jobs = None if queue is None else queue._jobs
     limited: Any = locks.run(activity.limited_stats(COUNT_LIMIT, STALLED_AFTER, jobs))
@@ -151,9 +151,9 @@ def queue_counts(locks: Locks, queue: Queue[Any] | None = None) -> Part:
         if number >= len(activity.HEADS) or rows[name]["waiting"] + rows[name]["scheduled"] == HEAD_LIMIT:
             rows[name]["at_least"] += ["waiting", "scheduled"]
     counts = {state: sum(row[state] for row in rows.values()) for state in activity.STATES}
-    reached = [state for state in ("running", "dead") if counts[state] >= COUNT_LIMIT]
+    states = [state for state in ("running", "dead") if counts[state] >= COUNT_LIMIT]
     for row in rows.values():
-        row["at_least"] += reached + ["stalled"] * ("running" in reached)
+        row["at_least"] += states + ["stalled"] * ("running" in states)
     ordered = sorted(rows.values(), key=lambda row: (row["oldest"] is None, row["oldest"] or 0, row["queue_id"]))
     return Part(ordered, {"queues": len(rows), **counts}, {state for row in ordered for state in row["at_least"]})
 
@@ -169,7 +169,7 @@ def error_line(job: Mapping[str, Any]) -> str | None:
 
 
 def workers(locks: Locks, queue: Queue[Any] | None = None) -> Part:
-    """Return the workers, silent ones first; none of an app's own table of jobs that has no table of workers."""
+    """Return the workers, silent ones first; none for an app's own table of jobs without a table of workers."""
     if queue is not None and queue._jobs.workers is None:
         return Part([], {"workers": 0, "silent": 0})
     rows = _dicts(locks.run(activity.workers(COUNT_LIMIT, COUNT_LIMIT, queue._jobs if queue else None)))
@@ -192,7 +192,7 @@ def mutexes(locks: Locks, limit: int, mutex: Mutex | None = None) -> Part:
 
 
 def timeouts(locks: Locks, limit: int, timeout: Timeout | None = None) -> Part:
-    """Return what is acquired once per period, by name."""
+    """Return the timeouts, each acquired at most once per period, by name."""
     return _listed(locks, (timeout or Timeout()).listed(limit), "periods")
 
 
@@ -210,7 +210,7 @@ def maintenance(locks: Locks) -> Part:
 def keys(locks: Locks) -> Part:
     """Return the holders of locks with their waiters; before them (by ``kind``) the queues of waiters for permits.
 
-    Such a queue ``says`` in a sentence who waits for what; its first waiter holds its key.
+    The row of such a queue has a sentence, ``says``, about its waiters and holders. The first waiter holds its key.
     """
     rows = [asdict(holder) for holder in locks.run(lock.holders())]
     for row in rows:

@@ -19,7 +19,7 @@ from sqlalchemy_locks.alembic import steps
 from sqlalchemy_locks.alembic.drift import check
 from sqlalchemy_locks.alembic.options import Options, Refused
 
-#: below Alembic's: the ``fileConfig()`` of an ``env.py`` disables every other one that exists already
+#: a child of Alembic's logger: the ``fileConfig()`` of an ``env.py`` disables all other existing loggers
 _logger = logging.getLogger("alembic.sqlalchemy_locks")
 
 
@@ -27,8 +27,9 @@ def include_name(name: str | None, type_: str, parent_names: Mapping[Any, str | 
     """Exclude this library's tables from autogenerate: for ``context.configure(include_name=...)``.
 
     The schema and the prefix are read from ``alembic.ini`` (``sqlalchemy_locks_schema``,
-    ``sqlalchemy_locks_prefix``): set them there, too, if a directive names others. A filter of your own calls this one.
-    A table that is in the ``target_metadata``, as with ``sl.metadata()`` among them, is compared.
+    ``sqlalchemy_locks_prefix``): set them there, too, if a directive names others. If you have a filter of your own,
+    let it call this one. A table of the ``target_metadata`` is compared nevertheless, for instance with
+    ``sl.metadata()`` among them.
     """
     if type_ != "table" or name is None:
         return True
@@ -64,7 +65,7 @@ def own_branch(
     scripts = context.script
     if scripts is None:
         return
-    # by the folder: a label is on every revision that descends from a shipped one, too
+    # by the folder, not by the label: a revision that descends from a shipped one has its label, too
     shipped = coerce_resource_to_filename("sqlalchemy_locks.alembic_templates:versions").absolute()
     heads = [scripts.get_revision(head) for head in scripts.get_heads()]
     app_heads = [head.revision for head in heads if head is not None and Path(head.path).parent != shipped]

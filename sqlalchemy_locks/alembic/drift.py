@@ -37,9 +37,9 @@ def check(connection: Connection, *, schema: str = "lock", prefix: str = "lock_"
     :param prefix: the prefix of the tables' names on the other engines.
     :raises ValueError: for a name that would need escaping, and for an unsupported engine.
 
-    Compared are the tables (columns, types, NULLs, primary key, names of indexes and unique constraints;
-    on MySQL and MariaDB engine and collation) and the functions (arguments, body, and others of the same name that a
-    call could reach). Of the view, only the existence is checked. A step of a newer release is reported, not compared.
+    It compares the tables (columns, types, NULLs, primary key, names of indexes and unique constraints; on MySQL and
+    MariaDB engine and collation) and the functions (arguments, body, and others of the same name that a call could
+    reach). Of the view it only checks the existence. It reports a step of a newer release, but doesn't compare it.
     """
     options = Options(schema=schema, prefix=prefix)
     place = InstallPlace(connection.dialect, options)
@@ -99,7 +99,7 @@ def _check_tables(
             if place.schema_and_name(index)[1] not in names:
                 yield f"{shown} has lost its index {place.schema_and_name(index)[1]}"
         if not place.backend.schemas:
-            # as a table of the library has them: mysql_engine, mysql_collate; SQLite has none
+            # the options of this library's tables: mysql_engine, mysql_collate; SQLite reports none
             shipped = sql_tables(None, "").installed.kwargs
             for option, value in inspector.get_table_options(name).items():
                 if shipped.get(option, value) != value:

@@ -1,7 +1,7 @@
 """One process migrates at a time, the others wait: a lock for ``env.py``, which needs no table.
 
-It is held on a second connection, so that whatever the migrations commit doesn't end it, and it ends with its process.
-Waiters poll: one that waited inside the server would have a snapshot, for which ``CREATE INDEX CONCURRENTLY`` waits.
+The lock is held on a second connection, so that a commit of the migrations doesn't end it. It ends with its process.
+Waiters poll: a waiter inside the server would have a snapshot, and ``CREATE INDEX CONCURRENTLY`` waits for snapshots.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from sqlalchemy_locks.dialects.base import Sleep, sleep_for
 from sqlalchemy_locks.dialects.migration_locks import ALEMBIC, MigrationLock, in_memory, migration_lock_on
 from sqlalchemy_locks.errors import LockLost, LockTimeout, Unsupported
 
-#: below Alembic's: the ``fileConfig()`` of an ``env.py`` disables every other one that exists already
+#: a child of Alembic's logger: the ``fileConfig()`` of an ``env.py`` disables all other existing loggers
 _logger = logging.getLogger("alembic.sqlalchemy_locks")
 
 #: seconds: between two tries, at first and at most; between two messages of a waiter; between two pings of a holder
 _FIRST_PAUSE, _LONGEST_PAUSE, _MESSAGE_EVERY, _PING_EVERY = 0.05, 1.0, 10.0, 30.0
-#: how long a holder doesn't ask again between two statements of one revision, in seconds
+#: between two statements of one revision, a holder asks again only after this time, in seconds
 _RECENT = 1.0
 
 
@@ -40,17 +40,17 @@ def migration_lock(
 ) -> Iterator[None]:
     """Let one process at a time run migrations, in ``env.py``: around ``context.configure()`` and what follows.
 
-    A process that waits prints who holds the lock, every ten seconds. When it is its turn, Alembic finds what is left
-    to do, which is mostly nothing. Nothing is executed on ``connection``. The lock has a connection of its own, beside
-    the pool of the engine, and ends when the process dies.
+    A process that waits prints who holds the lock, every ten seconds. When its turn comes, Alembic runs the migrations
+    that are still missing, usually none. Nothing is executed on ``connection``. The lock has a connection of its own,
+    beside the pool of the engine, and ends when the process dies.
 
-    :param connection: the one that ``context.configure()`` gets; in an async ``env.py``, that of ``run_sync()``.
+    :param connection: the connection that ``context.configure()`` gets; in an async ``env.py``, that of ``run_sync()``.
     :param name: processes exclude one another that use the same name in the same database.
     :param timeout: the longest wait in seconds; ``None`` waits without a limit, 0 tries once.
     :param required: raise ``Unsupported`` where there is no lock that all processes see; otherwise warn, and go on
         without one.
     :raises LockTimeout: the lock was not free in time; nothing has run.
-    :raises LockLost: its connection died: before the next statement of a migration, or at the end.
+    :raises LockLost: its connection died; raised before the next statement of a migration, or at the end.
     :raises Unsupported: for clusters whose locks are a node's own (Galera, Group Replication with several primaries,
         Citus, pgactive, ...), without the engine's execution option ``locks_one_node=True``; for YugabyteDB before
         2025.1.
@@ -108,18 +108,18 @@ def _wait(lock: MigrationLock, name: str, limit: float | None, sleep: Sleep) -> 
     message_at = began_at + _MESSAGE_EVERY
     while not lock.acquire():
         now = time.monotonic()
-        left = float("inf") if limit is None else began_at + limit - now
-        if left <= 0:
+        remaining = float("inf") if limit is None else began_at + limit - now
+        if remaining <= 0:
             raise LockTimeout(
                 f"the migration lock {name!r} could not be acquired within {limit:g} s: it is held by "
                 f"{lock.holder() or 'another process'}; nothing was migrated"
             )
         if now >= message_at:
             message_at += _MESSAGE_EVERY
-            end = "without a limit" if limit is None else f"for {left:.0f} s more"
+            end = "without a limit" if limit is None else f"for {remaining:.0f} s more"
             message = f"Waiting {end} for the migration lock {name!r}, held by {lock.holder() or 'another process'}"
             print(message, file=sys.stderr, flush=True)
-        sleep(min(pause, left))
+        sleep(min(pause, remaining))
         pause = min(_LONGEST_PAUSE, pause * 1.5)
 
 
@@ -127,7 +127,7 @@ def _wait(lock: MigrationLock, name: str, limit: float | None, sleep: Sleep) -> 
 def _watched(connection: Connection, lock: MigrationLock, name: str) -> Iterator[None]:
     """Ask whether a lock is held before each revision, about once a second, and at the end; keep its connection alive.
 
-    :raises LockLost: when it is not: in a statement of the migration, or at the end.
+    :raises LockLost: when the lock is lost: in a statement of the migration, or at the end.
     """
     looked_at = -float("inf")
 
@@ -148,7 +148,7 @@ def _watched(connection: Connection, lock: MigrationLock, name: str) -> Iterator
             nonlocal looked_at
             if time.monotonic() - looked_at > _RECENT:
                 look_alone()
-            if _version_table() in statement:  # a revision ends: what follows belongs to the next one
+            if _version_table() in statement:  # a revision ends: the next statement begins another one
                 looked_at = -float("inf")
 
         event.listen(connection, "before_cursor_execute", before_statement)
@@ -167,9 +167,9 @@ def _version_table() -> str:
 
 @contextmanager
 def _pinged(lock: MigrationLock, look: Callable[[], None]) -> Iterator[Callable[[], None]]:
-    """Keep a connection from being idle, in a thread, or in a task of the loop with an async driver.
+    """Keep the lock's connection from being idle, by a thread, or with an async driver by a task of the event loop.
 
-    It yields ``look`` for the thread or task of the migrations: one of the two uses the connection at a time.
+    It yields a ``look`` for the migrations that never uses the connection at the same time as the thread or task.
     """
     if lock.asynchronous:
         alone = asyncio.Lock()

@@ -58,8 +58,8 @@ class InstallDirectives(MigrateOperation):
     def downgrade_locks(cls, operations: Operations, *, from_: str, to: str, **options: Any) -> None:
         """Remove the steps from ``from_`` down to ``to``, ``"base"`` for all.
 
-        Parameters and errors are those of ``upgrade_locks``; pass the values that were used to upgrade. Nothing else
-        is removed: the engine refuses while another object depends on one of these.
+        Parameters and errors are those of ``upgrade_locks``; pass the values that were used to upgrade. No other object
+        is removed: if one depends on an object of a step, the engine refuses.
         """
         steps.downgrade(operations, steps.between(to, from_), Options(**options), "directives")
 

@@ -34,8 +34,8 @@ class Options:
     :param grant_to: the role that the app runs as, or several; each is granted what the locks need and no more.
         MySQL and MariaDB also accept ``"user@host"``.
     :param locking: ``"native"``: advisory locks on PostgreSQL, and on YugabyteDB where it has them
-        (``yb_enable_advisory_locks``), rows of a table elsewhere. On these two, ``"advisory"`` and ``"table"`` install
-        one or the other.
+        (``yb_enable_advisory_locks``), rows of a table elsewhere. On PostgreSQL and YugabyteDB, ``"advisory"`` and
+        ``"table"`` choose one of the two.
     :raises Refused: for a name that would need escaping, or an unknown ``locking``. A ``ValueError``.
     """
 

@@ -1,4 +1,4 @@
-"""What the shipped revisions call: one step each, with the options of Alembic's configuration."""
+"""The functions that the shipped revisions call: each runs one step, with the options of Alembic's configuration."""
 
 from __future__ import annotations
 

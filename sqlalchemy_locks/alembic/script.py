@@ -1,7 +1,7 @@
 """How a step writes SQL: names quoted for the engine, one command per statement, the same online and offline.
 
-Steps are frozen once released, and this module is part of what they write: a test compares every step's offline script
-with the released one.
+A released step never changes, and its SQL depends on this module: a test compares every step's offline script with the
+released one.
 """
 
 from __future__ import annotations

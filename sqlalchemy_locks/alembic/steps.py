@@ -32,7 +32,7 @@ _DESCRIPTIONS: Mapping[str, str] = {
 
 
 class Step(Protocol):
-    """What a module ``steps/vNNNN.py`` has.
+    """The interface of a module ``steps/vNNNN.py``.
 
     Its declarations are read by the drift check, the autogenerate filter and the tests. A step that changes a table or
     a function declares the whole of it again.
@@ -112,13 +112,13 @@ def downgrade(op: Operations, steps: tuple[str, ...], options: Options, installe
                 script.run(delete)
                 continue
             load(step).downgrade(op, options)
-            # The first step's row goes with the table: repeated after a failure, it would miss that
+            # the first step drops the table with all of its rows, so that a DELETE would fail
             if step != STEPS[0]:
                 script.run(delete)
 
 
 def _owner(op: Operations, script: InstallScript) -> str:
-    """Return SQL of who has installed: a version table and its schema, of which each tenant may have one."""
+    """Return the SQL of an installation's owner: its version table and schema. Each tenant may have its own."""
     context = op.get_context()
     table, schema = context.version_table, context.version_table_schema
     if script.backend.schemas and schema is None:

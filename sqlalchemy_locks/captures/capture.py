@@ -1,16 +1,17 @@
-"""How rows are captured: they are selected, locked, changed and returned as one act, each by one session only.
+"""Capture rows: select, lock, change and return them as one atomic step, so that only one session gets each row.
 
-A capture is ``SELECT ... FOR UPDATE SKIP LOCKED`` and the UPDATE of the rows that it found, in one transaction.
-Promised: never more rows than ``limit``, never one that another session has locked, and no wait for one (except on
-SQLite, where a writer waits for another writer); rows come in ``order_by`` order.
+A capture is ``SELECT ... FOR UPDATE SKIP LOCKED`` and the UPDATE of the selected rows, in one transaction.
+
+Guarantees: a capture returns at most ``limit`` rows, in ``order_by`` order. It neither captures a row that another
+session has locked, nor waits for it (except on SQLite, where a writer waits for another writer).
 
 - *PostgreSQL, YugabyteDB*: one statement. A CTE locks and limits the rows: a subquery may be executed again for each
   row, and then captures more than the limit.
 - *MySQL, MariaDB*: the locking SELECT, then an UPDATE by primary key alone, then a SELECT of the changed rows.
-- *SQLite*: under the database's write lock, one UPDATE, which returns the rows in no order; if their order matters, it
-  is read before.
+- *SQLite*: under the database's write lock, one UPDATE, which returns the rows in no order. If the order matters, a
+  SELECT reads it before.
 
-A pattern that captures makes a :class:`CaptureSpec` of what it wants; the rest is here.
+A pattern describes the rows that it captures by a :class:`CaptureSpec`; this module does the rest.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ Keys = list[tuple[Any, ...]]
 
 
 class CaptureImpl(OperationImpl):
-    """What an operation that captures rows does: one instance per pattern, or per :func:`capture`."""
+    """The implementation of an operation that captures rows: one instance per pattern, or per :func:`capture`."""
 
     #: the operation returns the number of rows only
     counts: ClassVar[bool] = False
@@ -67,14 +68,14 @@ class CaptureImpl(OperationImpl):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-        #: what ``build_spec`` returns, built once per context
+        #: the result of ``build_spec``, built once per context
         self.spec: Callable[[BuildContext], CaptureSpec] = cache(self.build_spec)
         self._loading: dict[tuple[BuildContext, bool], Any] = {}
         self._steps: dict[BuildContext, tuple[Any, Any]] = {}
         self._reading: dict[tuple[BuildContext, bool], Any] = {}
 
     def build_spec(self, context: BuildContext) -> CaptureSpec:
-        """Build the specification of what is captured, with the tables of a build context."""
+        """Build the specification of the capture, with the tables of a build context."""
         raise NotImplementedError
 
     def build(self, context: BuildContext) -> Executable | None:
@@ -97,7 +98,7 @@ class CaptureImpl(OperationImpl):
         return None
 
     def single_statement(self, spec: CaptureSpec) -> Executable:
-        """Return the whole as one statement; with ``writable_ctes``."""
+        """Return the capture as one statement, for engines with ``writable_ctes``."""
         return capture_counting(spec) if self.counts else capture_returning(spec)
 
     def multi_statement_reason(self, context: BuildContext) -> str:
@@ -110,11 +111,11 @@ class CaptureImpl(OperationImpl):
         entities = _gives_entities(execution, spec) and not self.counts
         if entities:
             self._refuse_pending_changes(execution, spec)
-        captured = self._as_writer(execution, spec) if execution.backend.single_writer else self._run(execution, spec)
+        result = self._as_writer(execution, spec) if execution.backend.single_writer else self._run(execution, spec)
         session = execution.session
         if not entities or session is None or not (spec.proof or session.in_nested_transaction()):
-            return captured
-        frozen = captured.freeze()
+            return result
+        frozen = result.freeze()
         captured_entities = [entity for (entity,) in frozen_rows(frozen)]
         store_proof(captured_entities, spec)
         mark_altered(session, captured_entities)
@@ -125,7 +126,7 @@ class CaptureImpl(OperationImpl):
         session, kind = execution.session, spec.entity
         assert session is not None
         if spec.loads_others or execution.loader_options:
-            kind = object  # what is loaded with the entities is read as well
+            kind = object  # objects that are loaded with the entities are read again, too
         for each in session.dirty:
             if isinstance(each, kind) and session.is_modified(each):
                 raise Unsupported(
@@ -134,7 +135,7 @@ class CaptureImpl(OperationImpl):
                 )
 
     def _as_writer(self, execution: Execution, spec: CaptureSpec) -> Any:
-        """Take the write lock first, which a statement that begins with WITH doesn't take by itself."""
+        """Capture under the write lock, which a statement that begins with WITH doesn't take by itself."""
         with execution.waiting():
             if not execution.backend.transaction_begun(execution.connection):
                 execution.begin_as_writer(spec.table)
@@ -144,7 +145,7 @@ class CaptureImpl(OperationImpl):
             return self._run(execution, spec)
 
     def _has_order(self, execution: Execution, spec: CaptureSpec) -> bool:
-        """Return whether the order of the rows may matter; SQLite's one statement returns them in none."""
+        """Return whether the order of the rows may matter: SQLite's single statement returns them in no order."""
         return not self.counts and bool(spec.order_by) and execution.values[LIMIT] > 1
 
     def _run(self, execution: Execution, spec: CaptureSpec) -> Any:
@@ -152,20 +153,20 @@ class CaptureImpl(OperationImpl):
         if self.counts:
             if statement is None:
                 return len(self._in_steps(execution, spec))
-            counted = execution.execute(statement).scalars().all()
-            return counted[0] if execution.backend.writable_ctes else len(counted)
+            numbers = execution.execute(statement).scalars().all()
+            return numbers[0] if execution.backend.writable_ctes else len(numbers)
         if statement is None:
             return self._read(execution, spec, self._in_steps(execution, spec))
         keys: Keys | None = None
         if execution.backend.single_writer and self._has_order(execution, spec):
-            # before the UPDATE, which may change what they are ordered by
+            # read the order before the UPDATE, which may change the columns of ORDER BY
             options = criteria(execution.loader_options)
             keys = _keys(execution, spec, select_candidates(spec, options, locks=False))
         if not _gives_entities(execution, spec):
             result: Result[Any] = execution.execute(statement)
             return result if keys is None else _sorted(execution, spec, result, keys)
         options = execution.loader_options
-        # a loader option may ask for more than the columns of the table, which a SELECT of the class reads
+        # a loader option may load more than the columns of the table: then a SELECT of the class reads the rows again
         read_again = spec.loads_others or len(criteria(options)) < len(options)
         if (execution.context, read_again) not in self._loading:
             shape: Any = select(*(spec.keys if read_again else [spec.entity])).from_statement(statement)
@@ -175,10 +176,10 @@ class CaptureImpl(OperationImpl):
         result = execute_in_session(execution, prepared, execution.values)
         if not read_again:
             return result if keys is None else _sorted(execution, spec, result, keys)
-        captured = [tuple(row) for row in result]
+        captured_keys = [tuple(row) for row in result]
         if keys is not None:
-            captured.sort(key=_place_in(keys))
-        return self._read(execution, spec, captured)
+            captured_keys.sort(key=_place_in(keys))
+        return self._read(execution, spec, captured_keys)
 
     def _in_steps(self, execution: Execution, spec: CaptureSpec) -> Keys:
         """Lock the rows, then change them by primary key; return the keys in order."""
@@ -195,24 +196,24 @@ class CaptureImpl(OperationImpl):
             if options:
                 locking = _select(execution, spec, options, locks=not execution.backend.single_writer)
             keys = _keys(execution, spec, locking)
-        changed = 0
+        rowcount = 0
         columns = {f"locks_key_{n}": column for n, column in enumerate(spec.table.primary_key)}
         if spec.deletes and keys and not execution.backend.single_writer:
-            # one by one: of several, InnoDB may make a scan, and wait for rows that others have locked
+            # one by one: for several keys InnoDB may scan the table, and wait for rows that others have locked
             deleting = delete(spec.table).where(*(column == bindparam(name) for name, column in columns.items()))
-            changed = execution.execute(deleting, [dict(zip(columns, key, strict=True)) for key in keys]).rowcount
+            rowcount = execution.execute(deleting, [dict(zip(columns, key, strict=True)) for key in keys]).rowcount
         else:
             for batch in execution.batches(keys):
                 if len(columns) > 1:
                     changing = among_keys(_changing(spec), spec.table, batch)
                 values = {**execution.values, **key_parameters(spec.table, batch)}
-                changed += execution.execute(changing, values).rowcount
-        if changed != len(keys):
-            raise LockLost(f"{self.name} has locked {len(keys)} rows and changed {changed}: roll back")
+                rowcount += execution.execute(changing, values).rowcount
+        if rowcount != len(keys):
+            raise LockLost(f"{self.name} has locked {len(keys)} rows and changed {rowcount}: roll back")
         return keys
 
     def _can_search_with_locks(self, execution: Execution, spec: CaptureSpec) -> bool:
-        """Return whether a search with locks, on InnoDB, locks no more than what is captured."""
+        """Return whether a search with locks, on InnoDB, locks no more than the captured rows."""
         level = execution.begun_by_locks or _read_committed(execution, self.name)
         one_search = spec.one_of is None or len(spec.one_of[1]) == 1
         return level and execution.backend.releases_skipped_rows and one_search
@@ -220,8 +221,8 @@ class CaptureImpl(OperationImpl):
     def _search_then_lock(self, execution: Execution, spec: CaptureSpec, options: Sequence[Any]) -> Keys:
         """Search without locks, then lock by primary key those rows that are still candidates.
 
-        For InnoDB, where a search with locks would lock more than what is captured: the gaps, above READ COMMITTED, so
-        that others wait for them; the rows of several searches that are merged; and on MariaDB the rows that it skips.
+        On InnoDB, a search with locks would lock more than the captured rows. Above READ COMMITTED it locks gaps, and
+        others wait for them. It also locks all rows of several merged searches, and on MariaDB the rows that it skips.
         """
         limit: int = execution.values[LIMIT]
         searching = _select(execution, spec, options, locks=False)
@@ -250,7 +251,7 @@ class CaptureImpl(OperationImpl):
             names = [spec.entity.__name__] if entities else [str(column.key) for column in spec.table.c]
             return IteratorResult(SimpleResultMetaData(names), iter(()))
         if (execution.context, entities) not in self._reading:
-            # on a connection, the columns of the table, as those engines give them that return changed rows
+            # on a connection, the columns of the table, as on the engines that return changed rows
             columns = [spec.entity] if entities else spec.read(spec.table.c)
             reading: Any = select(*columns).where(where_keys(spec.table))
             self._reading[execution.context, entities] = reading.execution_options(populate_existing=True)
@@ -294,12 +295,12 @@ def _select(execution: Execution, spec: CaptureSpec, options: Sequence[Any], *, 
 
 
 def _keys(execution: Execution, spec: CaptureSpec, statement: Any, values: Mapping[str, Any] | None = None) -> Keys:
-    """Return the primary keys that a search finds; a merged one has further columns."""
+    """Return the primary keys that a search finds; a merged search has further columns."""
     return [tuple(row)[: len(spec.keys)] for row in execution.execute(statement, values)]
 
 
 def _place_in(keys: Keys) -> Callable[[tuple[Any, ...]], int]:
-    """Return a sort key; unknown primary keys come last, as rows that tie with the last one may be."""
+    """Return a sort key. Unknown primary keys come last: they may be of rows that tie with the last known one."""
     places = {key: number for number, key in enumerate(keys)}
     return lambda key: places.get(key, len(keys))
 

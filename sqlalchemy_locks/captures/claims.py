@@ -1,10 +1,10 @@
 """The claim of a captured row: the proof that a captured entity or row belongs to this capture.
 
-An entity keeps the claim it was captured with apart from its attributes: a commit expires those, and when they are
-read again they may show the claim of the next owner.
+An entity stores its claim apart from its attributes. A commit expires the attributes, and a later read may show the
+claim of the next owner.
 
-A claim is random, drawn when a capture is executed: a counter in the row would be given again after a rollback, and the
-captor whose capture was rolled back could then end the capture of another.
+A claim is a random number, drawn when a capture is executed. A counter in the row would repeat a number after a
+rollback: the session whose capture was rolled back could then release a row that another session has captured.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from sqlalchemy_locks.core.roles import RoleMapping
 from sqlalchemy_locks.sql.tables import DEFAULT_SCHEMA, tables
 
 _INFO_KEY = "sqlalchemy_locks_captured"
-#: the roles that identify a captured task, as far as there are columns for them
+#: the roles that identify a captured task; a table may lack columns for some of them
 _IDENTITY = ("id", "queue", "claim")
 
 
@@ -60,12 +60,12 @@ def store_proof(entities: Iterable[Any], spec: CaptureSpec) -> None:
 
 
 def frozen_rows(frozen: FrozenResult[Any]) -> list[tuple[Any, ...]]:
-    """Return the rows of a frozen result, one for each call of it."""
+    """Return the rows of a frozen result, which can be read again."""
     return [tuple(row) for row in frozen()]
 
 
 def stored_proof(entity: Any) -> tuple[Any, ...] | None:
-    """Return the values that :func:`store_proof` stored; ``()`` if it stored none, ``None`` for what is no entity."""
+    """Return the values that :func:`store_proof` stored; ``()`` if it stored none, ``None`` if it isn't an entity."""
     state: Any = inspect(entity, raiseerr=False)
     if not getattr(state, "is_instance", False):
         return None

@@ -1,6 +1,6 @@
 """capture: rows of any mapped class or table, by any condition.
 
-How rows are captured is in ``capture.py``, for this and for every other pattern that captures.
+``capture.py`` does the work, for this and for every other pattern that captures rows.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class _RowCapture(CaptureImpl):
-    """What one :func:`capture` does."""
+    """The implementation of one :func:`capture`."""
 
     needs_installation = False
 
@@ -49,7 +49,7 @@ def _capture(
         ``Table``.
     :param where: which rows can be captured: a condition, or several. ``values`` must make it false, or the next
         capture takes the same rows again. Other tables go into an ``exists()``.
-    :param values: what to set: attributes, columns or their names, and values or SQL expressions.
+    :param values: the values or SQL expressions to set, by attribute, column or column name.
     :param order_by: which rows come first; one expression or several. An index should deliver this order (see the
         guide).
     :param limit: the maximum number of rows.

@@ -1,10 +1,10 @@
 """StateTransition: tasks that workers capture and release by setting their status.
 
 Tasks in one of the ``ready`` statuses are captured by setting ``captured``, and released by setting another status.
-There may be retries, queues, and the status ``timeout``, which a sweep stores, so that readers and the database agree.
+Retries, queues and timeouts are optional. A sweep stores the status ``timeout``, so that every reader sees it.
 
-Promised: a captured task isn't captured again until its status is set or its timeout has passed. With a ``claim``, a
-random number that each capture writes, a worker that was too late can't change a task that another one has captured.
+Guarantee: a captured task isn't captured again until its status is set or its timeout has passed. With a ``claim``, a
+random number that each capture writes, a late worker can't change a task that another worker has captured since.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class StateTransition(EntityPattern[E]):
         random bits, an ``Integer`` for 31.
     :param updated_at: the column for the time at which the status was last set, by the server's clock.
     :param timeout: the column for how long a task may stay captured, in seconds; ``NULL`` is unlimited.
-    :raises TypeError: if ``id`` or ``status`` is missing, or what is given isn't a column.
+    :raises TypeError: if ``id`` or ``status`` is missing, or an argument isn't a column.
     :raises ValueError: for a column of another table than the class's own.
 
     >>> tasks = sl.StateTransition()
@@ -187,8 +187,8 @@ class StateTransition(EntityPattern[E]):
         :param queue: the queue, if ``id`` is an id.
         :param claim: the captured row's ``claim`` or the captured entity, if ``id`` is an id: nothing is set if the
             task was captured again since.
-        :param force: set it whatever its status is. The claim of a captured entity or row is checked nevertheless: to
-            override another capture, give the id without ``claim``.
+        :param force: set the status even if the task isn't captured. The claim of a captured entity or row is checked
+            nevertheless: to override another capture, give the id without ``claim``.
         :return: whether it was set: ``False`` for a task that isn't captured, or was captured again.
         :raises UnknownTask: for a task that doesn't exist.
         :raises ValueError: for an entity that was loaded rather than captured.
@@ -292,7 +292,7 @@ class _Expire(CaptureImpl):
     def build_spec(self, context: BuildContext) -> CaptureSpec:
         at = _timed(self.rows, context)
         status, since, timeout = at["status"], at["updated_at"], at["timeout"]
-        # a timeout out of range would be an error, and keep the other tasks from being swept
+        # a timeout out of range would raise an error, and then no task would be swept
         longest: Any = literal_column(str(int(MAX_SECONDS)))
         timeout = case(
             (timeout > longest, longest), (timeout < literal_column("0"), literal_column("0")), else_=timeout

@@ -1,4 +1,4 @@
-"""What is captured (:class:`CaptureSpec`), and the statements that capture it; ``capture.py`` executes them."""
+"""The specification of a capture (:class:`CaptureSpec`), and its statements, which ``capture.py`` executes."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ NUMBER = "sqlalchemy_locks_number"
 
 @dataclass(frozen=True)
 class CaptureSpec:
-    """What one capture selects and sets, with the tables of one build context."""
+    """The rows that a capture selects and the values that it sets, with the tables of one build context."""
 
     table: Table
     #: conditions, joined by AND
     where: tuple[Any, ...]
-    #: what the UPDATE sets; if empty, the rows are deleted
+    #: the values that the UPDATE sets; if empty, the rows are deleted
     values: Mapping[Any, Any]
     order_by: tuple[Any, ...] = ()
     target: MappedTable | None = None
@@ -56,9 +56,9 @@ class CaptureSpec:
     one_of: tuple[Column[Any], tuple[Any, ...]] | None = None
     #: the columns that identify a capture; their values are stored with a captured entity
     proof: tuple[Column[Any], ...] = ()
-    #: the limit of every capture; by default it is bound
+    #: a constant limit; by default each call binds one
     limit: int | None = None
-    #: makes of the columns of the table what is read of them where rows are returned
+    #: converts the table's columns to the expressions that a capture reads
     read: Callable[[Iterable[Any]], list[Any]] = list
 
     @cached_property
@@ -142,7 +142,7 @@ def key_parameters(table: Table, keys: Sequence[tuple[Any, ...]]) -> dict[str, A
 
 
 def _limit(spec: CaptureSpec) -> Any:
-    # a literal: the plan depends on it
+    # a literal, since the plan depends on the limit
     if spec.limit is not None:
         return literal_column(str(spec.limit), Integer())
     return bindparam(LIMIT, type_=Integer(), literal_execute=True)
@@ -199,7 +199,7 @@ def _merged(spec: CaptureSpec, each: Sequence[Any]) -> Any:
 
 
 def lock_candidates(spec: CaptureSpec, keys: Sequence[tuple[Any, ...]], options: Iterable[Any]) -> Any:
-    """Return InnoDB's SELECT that locks those of these rows that are still candidates and not locked, and no gap."""
+    """Return InnoDB's SELECT that locks those of these rows that are still unlocked candidates, and no gap."""
     statement: Any = select(*spec.keys).where(*spec.where).options(*options)
     if spec.one_of is not None:
         column, values = spec.one_of
@@ -211,9 +211,9 @@ def lock_candidates(spec: CaptureSpec, keys: Sequence[tuple[Any, ...]], options:
 
 
 def inlined(column: Column[Any], value: Any) -> Any:
-    """Return a value as text of the statement, so that a plan can use a partial index whose condition it is.
+    """Return a value as a literal, so that a plan can use a partial index whose condition contains the value.
 
-    It is bound if its type can't be rendered as text.
+    If the type can't be rendered as a literal, the value is bound.
     """
     rendered = bindparam(None, value, type_=column.type, literal_execute=True, unique=True)
     try:
@@ -224,14 +224,14 @@ def inlined(column: Column[Any], value: Any) -> Any:
 
 
 def criteria(options: Iterable[Any]) -> list[Any]:
-    """Return those options of a session that restrict rows; the others are about loading."""
+    """Return the options of a session that restrict rows; the other options are about loading."""
     from sqlalchemy.orm import LoaderCriteriaOption  # not loaded before it is needed
 
     return [option for option in options if isinstance(option, LoaderCriteriaOption)]
 
 
 def loading(options: Iterable[Any], spec: CaptureSpec) -> list[Any]:
-    """Return the other options, and criteria for other classes; captured rows are read whatever they are now."""
+    """Return the options without criteria for the captured class, which a changed row may no longer meet."""
     return [option for option in options if option not in criteria([option]) or not _restricts(option, spec.mapper)]
 
 
@@ -245,8 +245,8 @@ def _restricts(option: Any, mapper: Any) -> bool:
 
 def bind_values(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> None:
     """Set the parameters of a statement that is shown rather than executed."""
-    # each by itself: of several with one name the compiled statement knows one; and a traversal finds no CTE that
-    # another one refers to
+    # Every parameter is set: of several with one name the compiled statement knows only one. Every CTE is traversed: a
+    # traversal doesn't reach a CTE that another CTE refers to.
     ctes = statement.compile(dialect=dialect).ctes or ()
     for part in (statement, *(cte.element for cte in ctes)):
         for element in visitors.iterate(part):
@@ -257,8 +257,8 @@ def bind_values(statement: Any, dialect: Dialect, values: Mapping[str, Any]) -> 
 def _candidates_cte(spec: CaptureSpec, *, locks: bool = True) -> Any:
     """Return the candidates as a CTE, which is executed once.
 
-    PostgreSQL doesn't inline a CTE that locks, nor SQLite one with a limit. A subquery may be executed again for each
-    row, and then captures more than the limit.
+    PostgreSQL doesn't inline a CTE with locks, and SQLite doesn't inline one with a limit. A subquery may be executed
+    again for each row, and then captures more than the limit.
     """
     return select_candidates(spec, locks=locks).cte(SEARCH)
 
@@ -287,7 +287,7 @@ def captured_cte(spec: CaptureSpec) -> Any:
 
 
 def selective_condition(number: Any) -> Any:
-    """Return a condition that every row meets, and that PostgreSQL estimates hardly any row to meet.
+    """Return a condition that is true for every row, although PostgreSQL estimates that few rows meet it.
 
     Without it, stale statistics make PostgreSQL scan a whole table for rows whose keys it has. And if a plan for the
     given values seems much better than a generic one, it plans each execution separately.
@@ -309,12 +309,12 @@ def capture_unordered(spec: CaptureSpec, *, counts: bool) -> Executable:
     candidates = _candidates_cte(spec, locks=False)
     pairs = (column == key for column, key in zip(spec.table.primary_key, candidates.c, strict=True))
     changed = update(spec.table).where(*pairs).values(spec.changed)
-    # not by rowcount, which Python's driver has for no statement that begins with WITH
+    # not by rowcount: Python's driver doesn't set it for a statement that begins with WITH
     return changed.returning(literal_column("1")) if counts else changed.returning(*spec.read(spec.table.c))
 
 
 def _split_modifiers(element: Any) -> tuple[Any, list[Any]]:
-    """Return an ORDER BY expression without DESC, NULLS LAST and the like, and these, the outermost first."""
+    """Return an ORDER BY expression without its modifiers (DESC, NULLS LAST), and these, the outermost first."""
     clause = element.__clause_element__() if hasattr(element, "__clause_element__") else element
     modifiers = []
     while isinstance(clause, UnaryExpression) and clause.modifier is not None:

@@ -77,7 +77,7 @@ def _run(database: Database, work: Callable[[], int | None]) -> int:
         try:
             with database.engine.connect():
                 pass
-        except Exception as error:  # whatever a driver raises here is about the URL or the server
+        except Exception as error:  # a driver may raise any error here, and each is about the URL or the server
             raise _Unreachable from error
         return work()
 

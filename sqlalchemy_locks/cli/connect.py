@@ -100,7 +100,7 @@ def _read_config(path: str) -> tuple[str, str, str]:
         url = config.get_main_option("sqlalchemy.url")
     except Exception as error:
         # the error's own text is left out: it may contain the password
-        raise click.UsageError(f"{path} can't be read: {type(error).__name__}; % is written %% in it.") from None
+        raise click.UsageError(f"{path} can't be read: {type(error).__name__}; write each % in it as %%.") from None
     if not url:
         raise click.UsageError(f"{path} has no sqlalchemy.url: give --url, or set {URL_VARIABLES[0]}.")
     options = Options.from_config(config)
@@ -117,7 +117,7 @@ def _parse_url(text: str) -> URL:
         ) from None
     if "@" in f"{url.host}{url.database}":
         # the rest of a password that was parsed as the host, or as the database
-        raise click.UsageError("The URL can't be read: in a user's name or a password, @ is written %40, and / %2F.")
+        raise click.UsageError("The URL can't be read: in a user's name or a password, write @ as %40, and / as %2F.")
     try:
         backend_for(url.get_dialect()())
         url.get_dialect().import_dbapi()
@@ -139,6 +139,6 @@ def _make_engine(url: URL) -> Engine:
     if url.get_dialect().is_async:
         from sqlalchemy.ext.asyncio import create_async_engine
 
-        # the page has an event loop of its own, and a pooled connection would belong to this one
+        # no pool: the page has an event loop of its own, and a pooled connection would belong to this one
         return create_async_engine(url, poolclass=NullPool).sync_engine
     return create_engine(url)

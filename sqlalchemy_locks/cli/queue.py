@@ -16,7 +16,7 @@ from sqlalchemy_locks.facade.locks import Locks
 from sqlalchemy_locks.queue import activity
 from sqlalchemy_locks.queue.queue import Queue
 
-#: jobs that one transaction changes at most
+#: the maximum number of jobs that one transaction changes
 _MAX_JOBS = 1000
 
 
@@ -123,10 +123,10 @@ def purge(screen: Screen, database: Database, older_than: float, dead: bool, que
 
 
 def _in_batches(locks: Locks, operation: Operation[Any]) -> int:
-    done = 0
-    while batch := locks.run(operation) or 0:
-        done += batch
-    return done
+    total = 0
+    while count := locks.run(operation) or 0:
+        total += count
+    return total
 
 
 @queue.command()

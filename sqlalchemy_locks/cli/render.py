@@ -18,7 +18,7 @@ from rich.text import Text
 
 from sqlalchemy_locks._validation import escape_unprintable
 
-#: the width of what is not a terminal, whose lines are never wrapped
+#: the width of output that isn't a terminal, so that no line is wrapped
 _UNWRAPPED = 10_000
 
 

@@ -28,9 +28,9 @@ from sqlalchemy_locks.facade.locks import Locks
 def status(screen: Screen, database: Database, limit: int) -> int | None:
     """Show what is held, and what waits: semaphores, leases, queues, workers, mutexes, periods, locks.
 
-    Of each the first are shown, and how many more there are: full semaphores, queues whose jobs are late, silent
-    workers, and what is held longest come first. Mutexes and periods are counted up to 2,000: more are 2,000+. It exits
-    with 1 where nothing is installed.
+    Each part shows its first rows, and the number of further rows. Full semaphores, queues with late jobs, silent
+    workers, and the mutexes and locks that are held longest come first. Mutexes and periods are counted up to 2,000:
+    more are 2,000+. The exit code is 1 if nothing is installed.
 
     \b
       sqlalchemy-locks status

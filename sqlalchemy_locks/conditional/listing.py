@@ -64,9 +64,9 @@ class Count(OperationImpl):
 
 
 def count_listed(rows: Operation[Any], limit: int) -> Operation[Any]:
-    """Return the operation that counts the rows that a listing could return, whatever its own limit.
+    """Return the operation that counts the rows of a listing, without the listing's own limit.
 
-    :param limit: the most that are counted.
+    :param limit: the maximum number of counted rows.
     """
     listing = rows._impl
     assert isinstance(listing, Listing)

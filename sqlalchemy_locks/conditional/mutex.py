@@ -1,8 +1,8 @@
 """Mutex: held until it is released.
 
-It is ``UPDATE task_state SET acquired = true WHERE id = ... AND acquired != true``, which changes the row for exactly
-one of concurrent callers. A mutex has no expiry: where the last run did not succeed, the next one must not start. Where
-a dead holder must not block the next one, use a lease of a semaphore.
+An acquisition is ``UPDATE task_state SET acquired = true WHERE id = ... AND acquired != true``. It changes the row for
+exactly one of concurrent callers. A mutex has no expiry: after a failed run the next one must not start. If a dead
+holder must not block the next one, use a lease of a semaphore.
 
 Guarantee: between two releases exactly one acquisition returns ``True``, at any isolation level. Assumed: the row
 exists (``create``), and the flag is changed only through a mutex of this row.
@@ -258,8 +258,8 @@ class _MutexRelease(ConditionalUpdate):
     def refusal(self, execution: Execution, row: Any) -> Any:
         if not execution.is_retry:
             return False
-        # an earlier try of this release took effect if the row is free and still has the nonce; with another nonce it
-        # is unknown which release freed the acquisition
+        # If the row is free and still has the nonce, an earlier try of this release took effect. With another nonce it
+        # is unknown whether this release freed the mutex, or another one did.
         if row is not None and row.has_nonce and not row.acquired:
             return True
         raise OutcomeUnknown(
@@ -284,8 +284,8 @@ def _flag_is_not(column: Any, value: bool) -> Any:
 class BatchAcquire(OperationImpl):
     """Acquire up to a limit of free rows, each as ``single`` acquires one; returns their ids in order.
 
-    They are chosen with SKIP LOCKED in a CTE: a planner may execute an ``IN (SELECT ... LIMIT)`` more than once, and
-    would then acquire more rows than the limit.
+    A CTE selects the rows with SKIP LOCKED. With ``IN (SELECT ... LIMIT)`` the planner may execute the SELECT more than
+    once, and so acquire more rows than the limit.
     """
 
     def __init__(self, name: str, single: ConditionalAcquire) -> None:
@@ -308,7 +308,7 @@ class BatchAcquire(OperationImpl):
         conditions = [*self.single.condition(columns), *self.mapping.class_condition()]
         if "queue" in columns:
             conditions.append(columns["queue"] == role_param(columns["queue"], "queue"))
-        # ordered by the primary key without the queue, which is given: to sort them, InnoDB would lock all rows
+        # the order of the primary key, whose queue is fixed: to sort by another order, InnoDB would lock all rows
         order = [key for key in columns.table.primary_key if "queue" not in columns or key is not columns["queue"]]
         free = select(*columns.table.primary_key).where(and_(*conditions)).order_by(*order).limit(_LIMIT)
         return skip_locked(free, key_share=True)  # type: ignore[no-any-return]
@@ -345,10 +345,10 @@ class BatchAcquire(OperationImpl):
         key = list(columns.table.primary_key)
         rows = execution.execute(self._where_free(columns).add_columns(columns["id"].label("_id")), values).all()
         for batch in execution.batches(rows):
-            # the SELECT has locked the rows, so their primary keys are condition enough; in a list of pairs MariaDB
-            # would use no index for a single one, and wait for the rows that others hold
-            locked = or_(*(and_(*map(operator.eq, key, row)) for row in batch))
-            execution.execute(force_index(self._update(columns), "PRIMARY").where(locked), values)
+            # The SELECT has locked the rows, so the condition is their primary keys alone. They are joined by OR: for a
+            # list of a single pair MariaDB would use no index, and wait for rows that others have locked.
+            same_rows = or_(*(and_(*map(operator.eq, key, row)) for row in batch))
+            execution.execute(force_index(self._update(columns), "PRIMARY").where(same_rows), values)
         return [row[-1] for row in rows]
 
 

@@ -1,8 +1,8 @@
 """Timeout: a lock that is acquired at most once per period, and needs no release.
 
-It is ``UPDATE task SET ts = now WHERE id = ... AND ts + timeout < now``. In its other form time is divided into
-windows, and the first UPDATE of a window succeeds: ``floor(ts / timeout) < floor(now / timeout)``, which means that
-``ts`` is before the start of the current window (``windows.py``).
+An acquisition is ``UPDATE task SET ts = now WHERE id = ... AND ts + timeout < now``. With ``windowed=True`` time is
+divided into windows, and the first UPDATE of a window succeeds. Its condition is ``floor(ts / timeout) < floor(now /
+timeout)``: ``ts`` is before the start of the current window (``windows.py``).
 
 Guarantee: at most one acquisition per period (elapsed), or per window (windowed; two acquisitions on either side of a
 boundary may be close together), by the server's clock. The clock is read after the row is locked, not when the
@@ -287,7 +287,7 @@ def _listed_columns(columns: RoleColumns) -> list[Any]:
     free_in: Any = null()
     if "timeout" in columns:
         every = columns["timeout"]
-        # signed: MySQL's clock is unsigned, and a negative difference an error
+        # signed: MySQL's clock is unsigned, and a negative unsigned difference is an error
         free_in = _as_bigint(columns["ts"]) + every - cast(Epoch(), BigInteger())
     return [
         labelled(columns, "queue"),

@@ -1,1 +1,1 @@
-"""The operation as a value, and what executes it."""
+"""The operation as a value, and the code that executes it."""

@@ -1,4 +1,4 @@
-"""Waits that lose no cancellation, and clean-up that ends though its task was cancelled."""
+"""Waits that lose no cancellation, and clean-up that completes although its task was cancelled."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ async def wait_for_event(event: asyncio.Event, timeout: float | None) -> None:
 
 
 async def shielded(work: Coroutine[Any, Any, T], *, raise_cancelled: bool = False) -> T:
-    """Await clean-up to its end, though the caller was cancelled, and may be so at every ``await`` from then on.
+    """Await clean-up to its end, although its task may be cancelled at every ``await``.
 
-    The cancel scopes of anyio, and so Starlette and FastAPI, cancel like that. The work itself is cancelled when it
-    takes ``GRACE`` seconds more.
+    A cancel scope of anyio, and so of Starlette and FastAPI, cancels a task again and again. The clean-up itself is
+    cancelled ``GRACE`` seconds after the first cancellation.
 
-    :param raise_cancelled: raise a cancellation that came meanwhile, when the work is done; otherwise the caller
-        raises what it was cancelled by.
+    :param raise_cancelled: when the clean-up is done, raise a cancellation that came during it. Otherwise the caller
+        raises the cancellation that it has caught.
     """
     task = asyncio.create_task(work)
     cancelled: asyncio.CancelledError | None = None

@@ -1,4 +1,4 @@
-"""Backoff: how often to poll for what nothing announces."""
+"""Backoff: the pauses between polls for an event that nothing announces."""
 
 from __future__ import annotations
 

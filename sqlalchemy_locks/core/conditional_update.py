@@ -1,4 +1,4 @@
-"""A conditional UPDATE of one row: what mutexes, timeouts and status changes are made of.
+"""A conditional UPDATE of one row: the base of mutexes, timeouts and status changes.
 
 The caller whose UPDATE finds the condition true succeeds: the database changes a row for one transaction at a time, and
 the next UPDATE finds the condition false. This holds at every isolation level, since an UPDATE tests the row's current
@@ -40,11 +40,11 @@ class ConditionalUpdate(OperationImpl):
         self._probe_statement: Callable[[BuildContext], Select[Any]] = cache(self._build_probe)
 
     def condition(self, columns: roles.RoleColumns) -> list[Any]:
-        """Return what must be true of the row."""
+        """Return the conditions that the row must meet."""
         raise NotImplementedError
 
     def changes(self, columns: roles.RoleColumns) -> dict[Any, Any]:
-        """Return what the UPDATE sets."""
+        """Return the values that the UPDATE sets, by column."""
         raise NotImplementedError
 
     def build(self, context: BuildContext) -> Executable | None:
@@ -59,7 +59,7 @@ class ConditionalUpdate(OperationImpl):
         return update(columns.table).where(and_(*conditions)).values(self.all_changes(columns))
 
     def all_changes(self, columns: roles.RoleColumns) -> dict[Any, Any]:
-        """Return what the UPDATE sets, the version of a mapped class included."""
+        """Return the values that the UPDATE sets, including the version of a mapped class."""
         return self.changes(columns) | self.mapping.version_bump()
 
     def route(self) -> dict[str, Any]:
@@ -128,7 +128,7 @@ class ConditionalUpdate(OperationImpl):
     def refusal(self, execution: Execution, row: Any) -> Any:
         """Return the answer when the condition was false.
 
-        :param row: what ``probe`` has read.
+        :param row: the row that ``probe`` has read.
         """
         return False
 
@@ -137,7 +137,7 @@ class ConditionalAcquire(ConditionalUpdate):
     """An acquisition: it spends a retry, stores the call's nonce and increments the fence.
 
     :param returns_token: the answer is the fencing token, or ``None``; otherwise whether it was acquired.
-    :param patient: the variant that waits for a locked row, where this is the impatient one, which doesn't.
+    :param patient: for the impatient variant, which doesn't wait for a locked row: the variant that waits.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ class ConditionalAcquire(ConditionalUpdate):
 
     @classmethod
     def variants(cls, *args: Any, returns_token: bool) -> dict[bool, Self]:
-        """Return the acquisition, by whether it doesn't wait for a locked row."""
+        """Return both variants by ``nowait``: ``True`` for the one that doesn't wait for a locked row."""
         patient = cls(*args, returns_token=returns_token)
         return {False: patient, True: cls(*args, returns_token=returns_token, patient=patient)}
 
@@ -160,23 +160,23 @@ class ConditionalAcquire(ConditionalUpdate):
         return self._stores_nonce
 
     def is_free(self, columns: roles.RoleColumns) -> list[Any]:
-        """Return what must be true for the row to be free."""
+        """Return the conditions of a free row."""
         raise NotImplementedError
 
     def condition(self, columns: roles.RoleColumns) -> list[Any]:
         return [*self.is_free(columns), *self.may_acquire(columns)]
 
     def may_acquire(self, columns: roles.RoleColumns) -> list[Any]:
-        """Return what every acquisition requires besides a free row."""
+        """Return the conditions of every acquisition besides those of a free row."""
         conditions = roles.retries_left(columns)
         if "token" in columns:
-            # a first try whose connection died must not take effect after the second one has
+            # a first try whose connection died must not take effect after the second try
             token = columns["token"]
             conditions.append(or_(token.is_(None), token != roles.role_param(token, "nonce")))
         return conditions
 
     def acquisition_changes(self, columns: roles.RoleColumns) -> dict[Any, Any]:
-        """Return what every acquisition sets."""
+        """Return the values that every acquisition sets, by column."""
         changes: dict[Any, Any] = {}
         if "retries" in columns:
             changes[columns["retries"]] = columns["retries"] - roles.ONE
@@ -206,7 +206,7 @@ class ConditionalAcquire(ConditionalUpdate):
         return statement.values({columns["fence"]: func.last_insert_id(roles.incremented(columns["fence"]))})
 
     def update_of(self, context: BuildContext, columns: roles.RoleColumns) -> Update:
-        # of the variant that doesn't wait, unless the row is locked
+        # the impatient variant updates the row only if no other transaction has locked it
         statement = super().update_of(context, columns)
         if self.patient is None:
             return statement

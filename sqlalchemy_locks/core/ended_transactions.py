@@ -1,9 +1,9 @@
-"""Transactions that a server has ended for an error, and the app's code that passes over it.
+"""Transactions that the server has ended because of an error, which the app's code may ignore.
 
 On InnoDB a deadlock, a full lock table or a conflict with another node of a cluster ends the whole transaction. The
-server then goes on in another one, without the locks and without a word: what follows would be committed by the app's
-COMMIT. So does SQLite after ON CONFLICT ROLLBACK, or with a full disk. PostgreSQL refuses all that follows, but asyncpg
-doesn't tell that the transaction has failed.
+server then continues in another transaction, without the locks and without a further error: the app's COMMIT would
+commit the statements that follow. SQLite does the same after ON CONFLICT ROLLBACK, or when the disk is full. PostgreSQL
+refuses all further statements, but asyncpg doesn't report that the transaction has failed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy_locks.dialects import backend_for
 from sqlalchemy_locks.errors import LockLost, Unsupported
 
-#: transactions that the server has rolled back, to go on in another one, where its driver doesn't know
+#: transactions that the server has rolled back and continued in another one, which the driver doesn't know
 rolled_back_transactions: WeakSet[RootTransaction] = WeakSet()
-#: transactions of blocks that the server has failed, where its driver doesn't know
+#: transactions of blocks that have failed on the server, which the driver doesn't know
 failed_transactions: WeakSet[RootTransaction] = WeakSet()
 #: transactions in which operations took effect, and the error's text for the statement that ends one; ``None``: only
 #: its COMMIT raises
@@ -33,7 +33,7 @@ ROLLED_BACK = (
 
 
 def note_end(context: ExceptionContext) -> LockLost | None:
-    """Note that an error has ended its transaction; return what is raised instead of it, if anything."""
+    """Note that an error has ended its transaction; return the error to raise instead, if any."""
     error, connection = context.sqlalchemy_exception, context.connection
     if connection is None or context.is_disconnect or not isinstance(error, DBAPIError):
         return None
@@ -50,9 +50,9 @@ def note_end(context: ExceptionContext) -> LockLost | None:
 
 
 def note_failure(context: ExceptionContext) -> None:
-    """Note that an error has failed the transaction of a block, outside of a savepoint, where asyncpg has raised it."""
+    """Note that an error of asyncpg's, outside of a savepoint, has made the transaction of a block fail."""
     connection, error = context.connection, context.original_exception
-    # only the server's errors have it: what asyncpg refuses to send fails nothing
+    # only errors of the server have a severity; if asyncpg refuses to send a statement, the transaction hasn't failed
     answered = getattr(error.__cause__, "severity", None) is not None
     if connection is not None and answered and not connection.in_nested_transaction():
         transaction = connection.get_transaction()
@@ -61,7 +61,7 @@ def note_failure(context: ExceptionContext) -> None:
 
 
 def _refuse_commit(connection: Connection) -> None:
-    """Refuse what was done without the lock, in another transaction, by an app that has passed over the error."""
+    """Refuse the COMMIT of an app that has ignored the error, and has continued without the lock."""
     if (transaction := connection.get_transaction()) in rolled_back_transactions and transaction in _with_locks:
         connection.invalidate()  # SQLAlchemy sends no ROLLBACK after a COMMIT that failed
         raise LockLost(f"COMMIT: the server {ROLLED_BACK}")
@@ -77,10 +77,10 @@ def lost_when_ended(connection: Connection, why: str | None) -> None:
 
 
 def forbid_savepoints(connection: Connection, cluster: str | None) -> None:
-    """Refuse the savepoints of a connection from now on until its transaction ends; text of the app's passes."""
+    """Refuse the savepoints of a connection until its transaction ends, except those that the app sends as text."""
     if (transaction := connection.get_transaction() or connection.begin()) not in _without_savepoints:
         _without_savepoints[transaction] = cluster
-        # not event.contains(), which identifies a connection by its address, where a collected one may have been
+        # not event.contains(): it identifies a connection by its address, which a collected one may have had
         if _refuse_savepoint not in connection.dispatch.savepoint:
             event.listen(connection, "savepoint", _refuse_savepoint)
 

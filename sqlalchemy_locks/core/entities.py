@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def entity_of(statement: sa.Update) -> Any:
-    """Return the mapped class that an UPDATE is of, or its table without one."""
+    """Return the mapped class of an UPDATE, or its table if it has no class."""
     try:
         return statement.entity_description.get("entity", statement.table)
     except KeyError:  # SQLAlchemy's, for a Table's UPDATE with a condition on an attribute of a class
@@ -95,19 +95,19 @@ class MappedTable:
 
     def is_unique(self, columns: Iterable[sa.Column[Any]]) -> bool:
         """Return whether the model declares that no two rows share these columns' values."""
-        wanted = {column.name for column in columns}
-        return any(key <= wanted for key in self.unique_keys())
+        names = {column.name for column in columns}
+        return any(key <= names for key in self.unique_keys())
 
     def unique_keys(self) -> list[set[str]]:
         """Return the names of the columns of each key that the model declares as unique, the primary key first."""
-        declared: list[set[str]] = [{column.name for column in self.primary_key}]
-        declared += [{column.name} for column in self.table.columns if column.unique]
+        keys: list[set[str]] = [{column.name for column in self.primary_key}]
+        keys += [{column.name} for column in self.table.columns if column.unique]
         for constraint in (*self.table.constraints, *self.table.indexes):
             if isinstance(constraint, sa.UniqueConstraint) or (
                 isinstance(constraint, sa.Index) and constraint.unique and not partial(constraint)
             ):
-                declared.append({column.name for column in constraint.columns})
-        return declared
+                keys.append({column.name for column in constraint.columns})
+        return keys
 
     def class_condition(self) -> list[sa.ColumnElement[bool]]:
         """Return the condition that excludes rows of sibling classes in the same table."""
@@ -117,11 +117,11 @@ class MappedTable:
         return [mapper.polymorphic_on.in_([each.polymorphic_identity for each in mapper.self_and_descendants])]
 
     def version_bump(self) -> dict[Any, Any]:
-        """Return what an UPDATE adds, so that a later flush of older values fails instead of undoing it."""
+        """Return the version's increment for an UPDATE: a later flush of older values then fails, and can't undo it."""
         return {} if self._version is None else {self._version: self._version + sa.literal_column("1")}
 
     def insert_defaults(self) -> dict[Any, Any]:
-        """Return what an INSERT adds, so that the row belongs to this class."""
+        """Return the values with which an INSERTed row belongs to this class."""
         defaults: dict[Any, Any] = {} if self._version is None else {self._version: 1}
         if self.mapper is not None and self.mapper.polymorphic_on is not None:
             defaults[self.mapper.polymorphic_on] = self.mapper.polymorphic_identity
@@ -129,7 +129,7 @@ class MappedTable:
 
     def _version_column(self) -> sa.Column[Any] | None:
         if self.mapper is None or self.mapper.version_id_col is None or not self.mapper.version_id_generator:
-            return None  # none, or one that the server increments
+            return None  # no version, or one that the server increments
         column: Any = self.mapper.version_id_col
         next_version: Any = self.mapper.version_id_generator
         increments = (next_version(None), next_version(41)) == (1, 42)
@@ -160,14 +160,14 @@ class MappedTable:
             return
         keys = {key: value for column, value in identity.items() if (key := self.key_of(column)) is not None}
         changed = self._changed(columns)
-        for loaded in list(session.identity_map.values()):
-            state: Any = sa.inspect(loaded)
+        for entity in list(session.identity_map.values()):
+            state: Any = sa.inspect(entity)
             if not state.mapper.isa(self.mapper):
                 continue
             if all(key not in state.dict or _may_equal(state.dict[key], value) for key, value in keys.items()):
                 if changed & state.dict.keys():  # attributes that aren't loaded are loaded on access
-                    session.refresh(loaded, sorted(self._stale(state, changed)))
-                mark_altered(session, [loaded])
+                    session.refresh(entity, sorted(self._stale(state, changed)))
+                mark_altered(session, [entity])
 
     def expire(self, session: Session | None, columns: Iterable[sa.Column[Any]], ids: Iterable[Any]) -> None:
         """Expire the changed columns of loaded objects, which load them at the next access, as after the ORM's UPDATE.
@@ -179,11 +179,11 @@ class MappedTable:
             return
         changed = self._changed(columns)
         for id in ids:
-            loaded = session.identity_map.get(self.mapper.identity_key_from_primary_key((id,)))
-            if loaded is not None:
-                state: Any = sa.inspect(loaded)
-                session.expire(loaded, sorted(self._stale(state, changed) & state.unmodified))
-                mark_altered(session, [loaded])
+            entity = session.identity_map.get(self.mapper.identity_key_from_primary_key((id,)))
+            if entity is not None:
+                state: Any = sa.inspect(entity)
+                session.expire(entity, sorted(self._stale(state, changed) & state.unmodified))
+                mark_altered(session, [entity])
 
     def _changed(self, columns: Iterable[sa.Column[Any]]) -> set[str]:
         """Return the attributes of the columns that an UPDATE sets, and of those that change with every UPDATE."""
@@ -208,9 +208,10 @@ class MappedTable:
 
 
 def mark_altered(session: Session, entities: Iterable[Any]) -> None:
-    """Have the rollback of a savepoint expire these entities, whose rows were changed since it began.
+    """Let the rollback of a savepoint expire these entities, whose rows were changed since the savepoint began.
 
-    It expires what is dirty, or was when it was flushed. The flush of an entity without changes sends nothing.
+    A rollback expires entities that are dirty, or were dirty at a flush. So they are marked as dirty here: without
+    changes, their flush sends nothing.
     """
     from sqlalchemy.orm.attributes import flag_dirty  # not loaded before it is needed
 

@@ -54,9 +54,9 @@ class RoleMapping:
     """The table of a pattern's rows, and its column for each role.
 
     :param pattern: the pattern as errors name it, e.g. ``Mutex``.
-    :param shipped: selects the shipped table. :param roles: the roles it has.
+    :param shipped: selects the shipped table. :param roles: the roles of its columns.
     :param entity: the user's own class or table. :param columns: its column for each role, ``None`` where it has none.
-    :raises ValueError: where the model doesn't declare that an id is one row (in one queue).
+    :raises ValueError: if the model doesn't declare ids as unique (within a queue).
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class RoleMapping:
         self._present = frozenset(self._roles if self._mapped is None else self._mapped.roles)
         self._check_columns()
         token: Any = self._mapped["token"].type if self._mapped is not None and "token" in self._mapped else None
-        #: converts a nonce to what its column takes
+        #: converts a nonce to a value of its column's type
         self.nonce_type: Callable[[str], Any] = UUID if isinstance(token, sa.Uuid) and token.as_uuid else str
 
     def columns(self, context: BuildContext) -> RoleColumns:
-        """Return the columns, those of shipped tables as they are named there."""
+        """Return the columns; for a shipped table, those in the schema or with the prefix of a build context."""
         return self.columns_in(context.tables)
 
     def columns_in(self, shipped: Tables) -> RoleColumns:
@@ -109,7 +109,7 @@ class RoleMapping:
             )
 
     def require_type(self, role: str, types: tuple[type, ...], what: str, but: type | tuple[()] = ()) -> None:
-        """:raises TypeError: if the column that plays the role has another type, or the one that is excepted."""
+        """:raises TypeError: if the column that plays the role has another type, or the excluded type ``but``."""
         if self._mapped is None or role not in self._mapped:
             return
         type_ = self._mapped[role].type
@@ -134,7 +134,7 @@ class RoleMapping:
             )
 
     def version_bump(self) -> dict[Any, Any]:
-        """Return what an UPDATE of a mapped class adds; see ``MappedTable.version_bump``."""
+        """Return the version's increment for an UPDATE of a mapped class; see ``MappedTable.version_bump``."""
         return {} if self.target is None else self.target.version_bump()
 
     def class_condition(self) -> list[sa.ColumnElement[bool]]:

@@ -72,22 +72,22 @@ class CreateRows(OperationImpl):
         return sum(execution.execute(statement, {**others, ID_PARAM: id}).rowcount for id in ids)
 
     def _insert_absent(self, execution: Execution, ids: Sequence[Any], others: dict[str, Any]) -> int:
-        """Insert one by one where an INSERT can't ignore just the rows that are present."""
+        """Insert the absent rows one by one, on an engine whose INSERT can't ignore duplicates and nothing else."""
         present: set[Any] = set()
         for batch in execution.batches(ids):
             values = {**others, _IDS_PARAM: batch}
             present.update(execution.execute(self._present(execution.context), values).scalars())
-        statement, inserted = self._insert(execution.context, insert), 0
+        statement, count = self._insert(execution.context, insert), 0
         for id in ids:
             if id in present:
                 continue
             try:
                 execution.execute(statement, {**others, ID_PARAM: id})
-                inserted += 1
+                count += 1
             except IntegrityError as error:
                 if execution.backend.meaning(error) != "duplicate":
                     raise
-        return inserted
+        return count
 
     def _present(self, context: BuildContext) -> Select[Any]:
         columns = self.mapping.columns(context)

@@ -1,4 +1,4 @@
-"""Connections beside the app's pool, for what must not wait for it: renewals, heartbeats, the rows of new keys.
+"""Connections beside the app's pool, for work that must not wait for that pool: renewals, heartbeats, rows of new keys.
 
 The app's handlers may hold every connection of its pool. These connections are made as the app's are (URL, ``creator``,
 ``connect_args``, listeners of pool and engine), and count against the server's limit.
@@ -23,17 +23,17 @@ from sqlalchemy_locks.core.operation import Execution, translated
 from sqlalchemy_locks.core.transaction import return_to_pool, roll_back
 from sqlalchemy_locks.errors import PoolTimeout, Unsupported
 
-#: of this process; a forked child gives each a new pool
+#: the side pools of this process; in a forked child, each gets a new pool
 _side_pools: WeakSet[SidePool] = WeakSet()
-#: pools of the parent process: where they were collected, their connections would be closed for the parent, too
+#: pools of the parent process, kept here: collecting one would close its connections for the parent, too
 _inherited: list[Any] = []
 
 
 class SidePool:
     """A pool of an engine beside the engine's own; its owner disposes of it.
 
-    :param engine: the engine of the app. One that has all of its work on one connection (SQLite in memory) is used
-        itself, since another connection would have another database.
+    :param engine: the app's engine. If it has a single connection (SQLite in memory), its own pool is used: another
+        connection would have another database.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -41,12 +41,12 @@ class SidePool:
         self._shared = shares_one_connection(engine.pool)
         self._pool = engine.pool if self._shared else engine.pool.recreate()
         self._process = os.getpid()
-        #: apart: SQLAlchemy refuses a statement that was compiled for a map of schemas without the key ``None``
+        #: a cache of its own: SQLAlchemy refuses a statement compiled for a map of schemas without the key ``None``
         self.compiled: dict[Any, Any] = {}
         _side_pools.add(self)
 
     def connect(self) -> Connection:
-        """Check a connection out; ``close()`` returns it. It hears the listeners of the engine.
+        """Check a connection out, which calls the engine's listeners; ``close()`` returns it.
 
         :raises DBAPIError: with ``connection_invalidated`` when no connection could be made: nothing was sent.
         """
@@ -61,7 +61,7 @@ class SidePool:
                 pooled.invalidate(error)
             if isinstance(error, SQLAlchemyError) or not isinstance(error, Exception):
                 raise
-            # the driver's, and asyncio's, which SQLAlchemy translates in Engine.connect() only
+            # an error of the driver or of asyncio, which SQLAlchemy translates only in Engine.connect()
             raise OperationalError(None, None, error, connection_invalidated=True) from error
 
     def dispose(self) -> None:
@@ -79,8 +79,8 @@ def _after_fork() -> None:
             pool._pool = pool._pool.recreate()
 
 
-#: By the dialect, which copies of an engine share. A pool refers to its engine, and so to the dialect: it is kept by a
-#: listener of the dialect, and not from here, where neither of them would ever be collected.
+#: Side pools by dialect, which copies of an engine share. With strong references neither would ever be collected, since
+#: a pool refers to its engine, and so to the dialect. A listener of the dialect keeps the pool instead.
 _pools: WeakKeyDictionary[Dialect, ReferenceType[SidePool]] = WeakKeyDictionary()
 
 
@@ -90,9 +90,9 @@ def side_connection(execution: Execution, row_wait: int = 0) -> Iterator[Connect
 
     It has the caller's options, role and database.
 
-    :param row_wait: the longest wait for a row in seconds; the server may have a longer one as its shortest.
+    :param row_wait: the longest wait for a row, in seconds; the server's shortest limit may be longer.
     :raises PoolTimeout: when all such connections were in use for too long.
-    :raises LockTimeout: when a wait was not short.
+    :raises LockTimeout: when such a wait reached its limit.
     """
     backend, pool = execution.backend, pool_beside(execution.connection.engine)
 
@@ -106,7 +106,7 @@ def side_connection(execution: Execution, row_wait: int = 0) -> Iterator[Connect
         except BaseException:
             connection.close()
             raise
-        # the engine's listeners have chosen a database, and so may the caller's session have
+        # the caller's database, which may differ from the one that the engine's listeners have chosen
         schemas = execution.schema_map if database is None else {None: database, **execution.schema_map}
         options = {**execution.options, "schema_translate_map": schemas, "compiled_cache": pool.compiled}
         return connection.execution_options(**options)
@@ -117,7 +117,7 @@ def side_connection(execution: Execution, row_wait: int = 0) -> Iterator[Connect
         except DBAPIError as error:
             if not error.connection_invalidated or execution.connection.invalidated:
                 raise
-            pool.dispose()  # it was idle for too long, and so were the others
+            pool.dispose()  # the connection was idle for too long, and so were the others of the pool
             connection = connect()
         try:
             yield connection
@@ -131,7 +131,7 @@ def side_connection(execution: Execution, row_wait: int = 0) -> Iterator[Connect
 def pool_beside(engine: Engine) -> SidePool:
     """Return the pool beside the engine's own, which its copies share.
 
-    :raises Unsupported: for an engine that has all of its work on one connection.
+    :raises Unsupported: for an engine with a single connection.
     """
     reference = _pools.get(engine.dialect)
     pool = None if reference is None else reference()
@@ -149,7 +149,7 @@ def pool_beside(engine: Engine) -> SidePool:
 
 
 def _keep(pool: SidePool, *connecting: Any) -> None:
-    """Refer to the pool, as a listener of the dialect's."""
+    """Do nothing: a listener of the dialect, which keeps the pool from being collected."""
 
 
 @event.listens_for(Engine, "engine_disposed")

@@ -1,8 +1,8 @@
 """Types of operations for mypy and pyright: the rows that an operation over a mapped class returns.
 
 SQLAlchemy 2.0 and 2.1 have different types for the row shape of an entity, so the shape is taken from ``select()``.
-Each checker carries a generic through in its own way: mypy by the type of a function, pyright by inference. Without a
-class, and with a ``Table``, rows are of any shape.
+The checkers derive it in different ways: mypy from the type of a function, pyright by inference. Without a class, and
+with a ``Table``, rows are of any shape.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, Protocol
 from sqlalchemy import literal, select
 
 MYPY = False
-#: SELECTs of one row of one value, whose shape an operation has
+#: SELECTs of one value, whose row shape an operation has
 NONE_ROW, BOOL_ROW, INT_ROW = select(literal(None)), select(literal(True)), select(literal(1))
 P = ParamSpec("P")
 Shape = typing.TypeVar("Shape", covariant=True)

@@ -1,8 +1,5 @@
 """Advisory locks: lock any value, exclusively or shared, until the transaction ends.
 
-Exclusive and shared locks on arbitrary values, as functions over a table of keys (``lock.exclusive``,
-``lock.shared``, ``lock.unlock``, ``lock.vacuum``), without its races.
-
 Guarantees: two transactions never hold a key exclusively at the same time, nor one exclusively and another shared;
 ``try_*`` never waits, whatever other transactions have not committed yet; a lock ends with its transaction, its
 connection or its process, whichever ends first.

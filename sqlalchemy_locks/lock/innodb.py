@@ -1,19 +1,19 @@
 """InnoDB: a lock is the lock of a key's row. The row is committed first, by another connection; then it is locked.
 
-What locks a committed row by its primary key locks this one record, and no gap, at every isolation level, and a wait
-for it is InnoDB's own, with its queue and its deadlock detection. So no transaction holds a key by an uncommitted row,
-which nobody could share, and which would leave a locked gap to those that wait for it when it is rolled back.
+A statement that locks a committed row by its primary key locks this one record, and no gap, at every isolation level.
+A wait for the row is InnoDB's own, with its queue and its deadlock detection. An uncommitted row has neither advantage:
+nobody can share it, and after its rollback its waiters hold a lock of the gap.
 
 1. Look, in the transaction: one SELECT answers whether the server accepts writes and locks the row if it is there.
-   Above READ COMMITTED a locking read of an absent row would lock the gap, so there it reads nothing.
+   Above READ COMMITTED a locking read of an absent row would lock the gap, so there the SELECT reads no row.
 2. Commit the row, on a side connection, where it is absent. At READ COMMITTED this INSERT waits for no holder.
-3. Lock the row, in the transaction. A call that waits sends an INSERT, which locks a present row as a SELECT does; a
-   vacuum may have deleted the row since, and then the INSERT holds the key by a new one, and locks no gap.
+3. Lock the row, in the transaction. A call that waits sends an INSERT, which locks a present row as a SELECT does. If a
+   vacuum has deleted the row since, the INSERT holds the key by a new row, and locks no gap.
 
 Step 3 alone decides about the lock. Where step 2 could not commit the row, the INSERT of step 3 still excludes others.
 
-In a cluster in which several nodes accept writes, each of them grants the lock, and an exclusive one changes the row,
-too: of several holders the first one to commit does so, and the cluster rolls the others back.
+In a cluster in which several nodes accept writes, each node grants the lock. An exclusive lock also changes the row: of
+several holders, the first one commits, and the cluster rolls the others back.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from sqlalchemy_locks.errors import LockTimeout, MustRollback, PoolTimeout
 from sqlalchemy_locks.sql.clock import SecondsAgo
 from sqlalchemy_locks.sql.elements import LOCK_KEY, READ_COMMITTED, TakeRow, Writable
 
-#: keys that one transaction of a vacuum deletes at most
+#: the maximum number of keys that one transaction of a vacuum deletes
 _MAX_VACUUMED = 100
 _LOST = (
     "the server has rolled this transaction back, and released its locks: another one was the first to commit, on this "
@@ -42,14 +42,15 @@ _LOST = (
 )
 #: seconds for which a vacuum spares a new row, whose owner may be about to lock it
 _YOUNG = 60
-#: keys that an engine of the app remembers as committed
+#: the maximum number of keys that are remembered as committed, for each engine of the app
 _MAX_REMEMBERED = 10_000
 
 
 def acquire(execution: Execution, *, shared: bool, tries: bool) -> bool | None:
     """Acquire the key of an execution.
 
-    :return: whether it is held, if it ``tries``, which never waits; else ``None``, once it is held.
+    :param tries: don't wait for the key.
+    :return: whether the key is held, if it ``tries``; otherwise ``None``, once the key is held.
     """
     key = execution.values["lock_key"]
     if execution.server.cluster is not None and not execution.begun_by_locks:  # in Locks, the block does it
@@ -76,20 +77,20 @@ def vacuum(execution: Execution) -> int:
         while keys:
             side.exec_driver_sql("START TRANSACTION")
             lockable = old.where(table.c.key.in_(keys)).with_for_update(skip_locked=True)
-            free = list(side.execute(lockable).scalars())
-            if free:
-                # one by one: of several, the server may make a scan, and wait for those that others hold
-                each = [{"lock_key": key} for key in free]
-                side.execute(delete(table).where(table.c.key == LOCK_KEY), each)
+            free_keys = list(side.execute(lockable).scalars())
+            if free_keys:
+                # one by one: for several keys the server may scan the table, and wait for rows that others have locked
+                parameters = [{"lock_key": key} for key in free_keys]
+                side.execute(delete(table).where(table.c.key == LOCK_KEY), parameters)
             side.commit()
-            deleted += len(free)
+            deleted += len(free_keys)
             keys = list(side.execute(batch.where(table.c.key > keys[-1])).scalars())
     _committed(execution).clear()
     return deleted
 
 
 def create(execution: Execution) -> int:
-    """Commit the rows of the absent ones of the keys."""
+    """Insert and commit the rows of new keys; return how many keys were new."""
     _require_writable(execution)
     with side_connection(execution) as side:
         return sum(_insert_absent(execution, side, key) for key in execution.values["keys"])
@@ -106,7 +107,7 @@ def _acquire(execution: Execution, key: int, shared: bool) -> None:
             _remember(execution, key)
     statement = _lock_or_insert(execution.context.tables.locked_keys, shared, touches)
     rows = execution.execute(statement, {"lock_key": key}).rowcount
-    # no row for an exclusive lock says that it is not writable, for a shared one that the row was there
+    # 0 rows: the server accepts no writes, or, for a shared lock, the row was present
     if not rows:
         _require_writable(execution)
 
@@ -114,7 +115,7 @@ def _acquire(execution: Execution, key: int, shared: bool) -> None:
 def _try(execution: Execution, key: int, shared: bool) -> bool:
     """Lock a key if it is free.
 
-    Where another transaction is inserting the row, MySQL waits a second for it, the shortest limit that it has.
+    If another transaction is inserting the row, MySQL waits for it for a second, which is its shortest limit.
     """
     try:
         locked = _lock_present(execution, key, shared, nowait=True).locked
@@ -140,7 +141,7 @@ def _lock_present(
     at_any_level = at_any_level or execution.begun_by_locks
     statement = _look(execution.context.tables.locked_keys, shared, nowait, at_any_level)
     if not (at_any_level or execution.level in COMMITTED):
-        # without a table: on MariaDB a table's mere name makes the snapshot of a SERIALIZABLE transaction
+        # this SELECT names no table: on MariaDB, one that does creates the snapshot of a SERIALIZABLE transaction
         row: Any = execution.execute(_settings, {}).one()
         if row.writable and not row.read_committed:
             return row
@@ -153,7 +154,7 @@ def _lock_present(
 def _commit_row(execution: Execution, key: int) -> bool:
     """Insert a key's row if it is absent, and commit it.
 
-    :return: ``False`` where another transaction has inserted it and not ended, or has locked its gap.
+    :return: ``False`` if another transaction, which has not ended, has inserted the row or locked its gap.
     """
     with side_connection(execution) as side:
         try:
@@ -169,12 +170,12 @@ def _insert_absent(execution: Execution, side: Connection, key: int) -> int:
     try:
         with translated(execution.backend, needs_installation=True):
             return side.execute(statement, {"lock_key": key}).rowcount
-    except MustRollback as error:  # the INSERT's own transaction
+    except MustRollback as error:  # of the side connection's transaction
         raise LockTimeout(f"another transaction is inserting or deleting the row of key {key}") from error
 
 
 def _remember(execution: Execution, key: int) -> None:
-    """Remember that the row of a key is committed: above READ COMMITTED it can then be locked without a look."""
+    """Remember that the row of a key is committed: above READ COMMITTED it can then be locked without step 1."""
     # under a schema_translate_map the next statement's table may be another one
     if not execution.schema_map:
         keys = _committed(execution)
@@ -210,7 +211,7 @@ def _look(table: Table, shared: bool, nowait: bool, at_any_level: bool) -> Execu
     row = select(one).select_from(table).where(table.c.key == LOCK_KEY, Writable())
     if not at_any_level:
         row = row.where(READ_COMMITTED)
-    # an exclusive lock of nothing: a read-only transaction refuses it, and would grant a shared one
+    # an exclusive lock of no row, which a read-only transaction refuses; it would grant a shared lock
     nothing = select(one).select_from(table).where(literal_column("1 = 0")).with_for_update()
     return select(
         READ_COMMITTED.label("read_committed"),

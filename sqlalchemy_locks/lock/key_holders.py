@@ -25,7 +25,7 @@ from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.sql.elements import HOLDERS_UNAVAILABLE, HeldKeys
 from sqlalchemy_locks.values import KeyHolder, KeyWaiter
 
-#: of how many semaphores, the newest, queues of waiters are told from locks
+#: the number of semaphores, the newest ones, whose queues of waiters are told from locks
 _SEMAPHORES = 10_000
 _REASONS: dict[Meaning | None, str] = {
     "denied": "to this user, which needs SELECT on performance_schema (MariaDB: the privilege PROCESS)",
@@ -59,28 +59,28 @@ class _Holders(OperationImpl):
         except DBAPIError as error:
             meaning = execution.backend.meaning(error)
             why = _REASONS.get(meaning)
-            # where the installation has a schema, it is that which is denied, and the error says how to grant it
+            # on engines with schemas, access to the schema is denied, and the error says how to grant it
             if why is None or (meaning == "denied" and execution.backend.schemas):
                 raise
             raise Unsupported(f"{HOLDERS_UNAVAILABLE} {why}") from error
         names = {key: (name, "lock") for key, name in execution.values.get("names", {}).items()}
         queues, engine = execution.backend.server_queues, execution.connection.engine
         if queues is not None and queues.sessions is not None and not self.of_keys:
-            moved = table(execution.context.tables.semaphore.name, schema=execution.schema_map.get(None))
-            place = engine.dialect.identifier_preparer.format_table(moved).replace(":", "\\:")
-            listing = text(queues.sessions.format(semaphores=place, limit=_SEMAPHORES))
+            semaphores = table(execution.context.tables.semaphore.name, schema=execution.schema_map.get(None))
+            table_name = engine.dialect.identifier_preparer.format_table(semaphores).replace(":", "\\:")
+            listing = text(queues.sessions.format(semaphores=table_name, limit=_SEMAPHORES))
             beginning = {"queue_beginning": queue_beginning(installation(engine))}
             try:
                 sessions = execution.execute(listing, beginning).all()
             except (DBAPIError, NotInstalled) as error:
-                # who may read the keys may not be able to read semaphores
+                # a user who may read the keys may have no SELECT on the semaphores
                 if isinstance(error, DBAPIError) and execution.backend.meaning(error) != "denied":
                     raise
             else:
                 names = {row.key: (row.name, row.kind) for row in sessions}
                 rows += sessions
         elif rows and not self.of_keys:
-            # there a queue's key is locked as any other
+            # here the key of a queue is listed like that of a lock
             sem = execution.context.tables.semaphore.c
             newest = select(sem.name, sem.on_demand).where(sem.capacity.is_not(None))
             named: Any = execution.execute(newest.order_by(sem.id.desc()).limit(_SEMAPHORES), {}).all()
@@ -96,20 +96,20 @@ def _with_waiters(rows: Iterable[Any], names: Mapping[int, tuple[Any, str]]) -> 
 
     :param names: name and kind of keys.
     """
-    held: dict[Any, Any] = {}
+    holder_rows: dict[Any, Any] = {}
     waiting: dict[int, list[KeyWaiter]] = {}
     for row in rows:
         if row.granted:
             # a prepared transaction has no session
             holder = (row.key, row.session if row.session is not None else object())
-            if holder not in held or row.mode == "exclusive":
-                held[holder] = row
+            if holder not in holder_rows or row.mode == "exclusive":
+                holder_rows[holder] = row
         else:
             waiter = (row.mode, row.session, row.owner, row.user, row.host)
             waits_for = tuple(sorted({int(number) for number in row.waits_for.split(",")})) if row.waits_for else ()
             waiting.setdefault(row.key, []).append(KeyWaiter(*waiter, utc(row.since), waits_for))
     holders = []
-    for row in held.values():
+    for row in holder_rows.values():
         name, kind = names.get(row.key, (row.key, "lock"))
         since, waiters = utc(row.since), tuple(waiting.get(row.key, ()))
         session = (row.key, row.mode, row.session, row.user, row.host, row.state)
@@ -143,7 +143,8 @@ def holders(*names: str | int) -> RowsOperation[Any]:
 
     PostgreSQL lists every holder; of other users' sessions only their number, unless the role is a member of
     ``pg_read_all_stats``. MySQL lists every holder, MariaDB those that others wait for. In a queue for permits MariaDB
-    doesn't tell since when the first waiter waits, nor list one behind it whose driver sends no text with its values.
+    doesn't tell since when the first waiter waits. It lists another waiter only if its driver sends the values in the
+    text of the statement.
     Without SELECT on the table of semaphores, MySQL and MariaDB list no queues.
 
     >>> for holder in locks.run(sl.lock.holders("invoice:42")):

@@ -61,7 +61,7 @@ class _AcquireLock(OperationImpl):
     def check_connection(self, execution: Execution) -> None:
         super().check_connection(execution)
         if self.mode.shared:
-            # one that commits first has changed nothing with which an exclusive holder on another node would conflict
+            # a shared lock changes no row, so an exclusive lock on another node would not conflict with it
             execution.refuse_cluster()
 
     def multi_statement_reason(self, context: BuildContext) -> str:
@@ -70,15 +70,15 @@ class _AcquireLock(OperationImpl):
         return "where the row of a new key is committed first, by another connection"
 
     def holders(self, execution: Execution) -> tuple[Holder, ...]:
-        # InnoDB's transaction goes on, and can be asked; elsewhere that would take another connection. A block names
-        # its locks itself
+        # On InnoDB the transaction continues after a timeout, and can read the holders; elsewhere that would need
+        # another connection. The operation of a block has no name: the block itself reads the holders.
         readable = execution.backend.key_rows and execution.wait != 0 and "lock_name" in execution.values
         return holders_now(execution.connection, [execution.values["lock_name"]]) if readable else ()
 
     def run(self, execution: Execution) -> Any:
         mode, backend = self.mode, execution.backend
         if execution.wait == 0 and not mode.tries:
-            # a server's own limit may have no zero, and ends the transaction
+            # not by a server's own limit, which may have no zero, and whose error ends the transaction
             if not _acquire_in(mode._replace(tries=True)).run(execution):
                 raise LockTimeout("it is locked, and there was no time to wait")
             return None
@@ -98,7 +98,7 @@ class _Unlock(OperationImpl):
     name = "lock.unlock"
 
     def build(self, context: BuildContext) -> Executable | None:
-        # elsewhere nothing is left that could be removed
+        # other engines have no row to remove
         return select(LockFunction("unlock", LOCK_KEY, type_=NullType()) if context.backend.schemas else null())
 
     def run(self, execution: Execution) -> None:
@@ -106,7 +106,7 @@ class _Unlock(OperationImpl):
 
 
 class _KeysOperation(OperationImpl):
-    """What concerns the table of keys, where there is one; its value is a number of keys."""
+    """An operation on the table of keys, where there is one; its value is a number of keys."""
 
     writes = False
 
@@ -162,9 +162,9 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     """Wait for a key and hold it exclusively until the transaction ends.
 
     :param name: an ``int`` is the key itself (signed 64 bits), a ``str`` is hashed to one by :func:`key`.
-    :param allow_stale: PostgreSQL and YugabyteDB refuse under REPEATABLE READ and SERIALIZABLE, where the
-        snapshot is older than the lock; ``True`` acquires the lock all the same. Without effect elsewhere:
-        on MySQL and MariaDB lock before you read when not in READ COMMITTED.
+    :param allow_stale: under REPEATABLE READ and SERIALIZABLE, PostgreSQL and YugabyteDB refuse the lock, since the
+        snapshot is older than it; ``True`` acquires it nevertheless. It has no effect on other engines. On MySQL and
+        MariaDB, lock before you read unless the level is READ COMMITTED.
     :return: ``None``, once it is held. A transaction that holds the key already acquires it again immediately.
     :raises LockTimeout: the database's own limit, or the option ``locks_wait`` (seconds), ended the wait.
     :raises StaleSnapshot: see ``allow_stale``. :raises NotWritable: on a standby or in a read-only transaction.
@@ -175,9 +175,9 @@ def exclusive(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
     keeps beside its pool, commits the row of a brand-new key.
 
     In a cluster in which several nodes accept writes (Galera, Group Replication with several primaries), each node
-    grants it, and of several holders the first one to commit does so: the next statement of the others, or their
-    COMMIT, raises ``LockLost``, and nothing of them is committed. It guards what the transaction writes, and not what
-    is done outside the database, for which a lease is.
+    grants the lock. Of several holders, only the first one can commit. In each other holder, the next statement or the
+    COMMIT raises ``LockLost``, and nothing is committed. So the lock guards the writes of the transaction; for work
+    outside the database, use a lease.
 
     >>> with Session(engine) as session, session.begin():
     ...     session.execute(sl.lock.exclusive("invoice:42"))
@@ -229,7 +229,7 @@ def try_shared(name: str | int, *, allow_stale: bool = False) -> Operation[Any]:
 def unlock(name: str | int) -> Operation[Any]:
     """Say that a key is no longer needed; it is free when the transaction ends.
 
-    There is no unlocking before that: what was done under the lock is not visible to other transactions. PostgreSQL's
+    It isn't free before, since other transactions don't see yet what this one has written under the lock. PostgreSQL's
     table bodies and YugabyteDB delete the row of the key unless other transactions share it; elsewhere nothing is done.
 
     >>> session.execute(sl.lock.exclusive("invoice:42"))

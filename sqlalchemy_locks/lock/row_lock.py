@@ -1,6 +1,6 @@
 """``lock.row``: lock a row of the app's own, and return it as it is now.
 
-Where a row represents the business key, ``SELECT ... FOR UPDATE`` of that row.
+It executes ``SELECT ... FOR UPDATE`` of the row that represents a business key.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class _Row(OperationImpl):
         if statement is None:
             write_lock.acquire(execution, self.tables[0])
             statement = self._select_row(execution.context)
-        # twice: a row that was deleted and inserted again during the wait is missed by PostgreSQL
+        # twice: PostgreSQL misses a row that was deleted and inserted again during the wait
         for _ in range(2):
             rows = self._select(execution, statement).freeze()
             if rows.data:
@@ -97,8 +97,8 @@ class _Row(OperationImpl):
     def _select(self, execution: Execution, statement: Any) -> Any:
         if self.mapper is None or execution.session is None:
             return execution.execute(statement)
-        added = execution.loader_options
-        return execute_in_session(execution, statement.options(*added) if added else statement, execution.values)
+        options = execution.loader_options
+        return execute_in_session(execution, statement.options(*options) if options else statement, execution.values)
 
     def _entity_name(self) -> str:
         entity: Any = self.entity
@@ -121,7 +121,7 @@ def _row(entity: Any, ident: Any) -> Operation[Any]:
         or a ``Table`` (which gives its row).
     :param ident: its primary key, as ``Session.get`` takes it: a value, a tuple, or a dictionary by attribute.
     :return: the entity or the row.
-    :raises TypeError: for a number as the key of a text column, and for a text as that of a number.
+    :raises TypeError: if the key of a text column is a number, or the key of a numeric column is a text.
     :raises UnknownRow: there is no such row, so nothing was locked.
     :raises Unsupported: in a cluster in which several nodes accept writes, without ``locks_one_node=True``: change the
         row instead, by an UPDATE, or use a lease.
@@ -161,7 +161,7 @@ def _values(impl: _Row, ident: Any) -> dict[str, Any]:
     if any(part is None for part in parts):
         raise ValueError(f"a primary key of {impl._entity_name()} can't be None")
     for column, part in zip(impl.key_columns, parts, strict=True):
-        # a server might convert it to other rows' keys: to MySQL, '42-eu' is equal to the number 42
+        # a server might convert the value, and lock another row: to MySQL, '42-eu' is equal to the number 42
         type_ = column.type
         if isinstance(type_, sa.String) and not isinstance(type_, sa.Enum) and not isinstance(part, str):
             raise TypeError(f"the primary key {column} is a text, not {part!r}")
@@ -170,8 +170,8 @@ def _values(impl: _Row, ident: Any) -> dict[str, Any]:
     return {f"pk_{n}": part for n, part in enumerate(parts)}
 
 
-# SQLAlchemy 2.0 and 2.1 spell the row shape of "an entity" differently, so it is that of select(). mypy carries the
-# generic through by the function's type, pyright by inference.
+# SQLAlchemy 2.0 and 2.1 spell the row shape of an entity differently, so the shape is taken from select(). mypy derives
+# it from the function's type, pyright by inference.
 MYPY = False
 if TYPE_CHECKING:
     if MYPY:

@@ -1,8 +1,8 @@
 """The server's own session locks: held by a connection, across transactions, until unlocked or returned to the pool.
 
-PostgreSQL's ``pg_advisory_lock`` and MySQL's and MariaDB's ``GET_LOCK``. An ORM session returns its connection
-to the pool at each commit, and the next checkout would get it still locked: so these run on a
-``Connection``, or on a session bound to one, and the pool releases them when the connection returns.
+PostgreSQL's ``pg_advisory_lock`` and MySQL's and MariaDB's ``GET_LOCK``. An ORM session returns its connection to the
+pool at each commit, and the next checkout would get the connection with its locks. Therefore these operations run on a
+``Connection``, or on a session bound to one, and the pool releases the locks when the connection returns.
 """
 
 from __future__ import annotations
@@ -92,16 +92,16 @@ class _SessionUnlock(_SessionOperation):
 
 
 def _release_on_return(connection: Connection) -> None:
-    """Make the pool release what this connection holds before its next checkout."""
+    """Make the pool release the locks of this connection before its next checkout."""
     connection.info[_RELEASE] = str(select(ReleaseSessionLocks()).compile(dialect=connection.dialect))
     pool = connection.engine.pool
-    # not event.contains(), which identifies a pool by its address, where a collected one may have been
+    # not event.contains(): it identifies a pool by its address, which a collected pool may have had
     if _on_reset not in pool.dispatch.reset:
         event.listen(pool, "reset", _on_reset)
 
 
 def _on_reset(dbapi_connection: Any, record: Any, reset_state: Any) -> None:
-    # a detached connection is closed; one that can only be terminated loses its locks
+    # no release: a detached connection is closed, and a terminated one loses its locks
     if record is None or reset_state.terminate_only:
         return
     release = record.info.pop(_RELEASE, None)

@@ -1,4 +1,4 @@
-"""What the three patterns share: a client, the keys of a queue, and how an operation becomes a method.
+"""The base of the three patterns: a client, the keys of a queue, and a decorator that makes an operation a method.
 
 All keys of a queue have one hash tag, ``{sqlalchemy_locks:<queue>}``, so that they are in one slot of a cluster:
 
@@ -60,7 +60,7 @@ def operation(describe: Callable[Concatenate[Any, P], Call[R]]) -> _Method[P, R]
 
 
 def _finished(call: Coroutine[Any, Any, R]) -> R:
-    """Run a coroutine that waits for nothing to its end."""
+    """Run a coroutine to its end, without an event loop, since nothing in it waits."""
     try:
         call.send(None)
     except StopIteration as returned:
@@ -100,9 +100,9 @@ _SET_RETRIES = RedisScript(
 class Pattern(Generic[Client]):
     """A pattern on one server, or one cluster."""
 
-    #: the class's part of its keys
+    #: the name of the pattern in its keys
     kind: ClassVar[str]
-    #: suffixes of its keys besides that of the states
+    #: the suffixes of its keys; the key of the states has none
     _suffixes: ClassVar[tuple[str, ...]] = (":facts",)
 
     def __init__(self, client: Client, *, prefix: str = "sqlalchemy_locks") -> None:

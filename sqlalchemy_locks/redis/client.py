@@ -7,9 +7,9 @@ Answers expire. A copy that arrives afterwards is *late* and changes nothing. Th
 deadline that the call itself carries. The client estimates that clock to compute the deadline: a wrong estimate can
 make a call late, but never execute it twice.
 
-A reply begins with the nonce of its call. A connection whose last command was interrupted before it had read its reply,
-by a signal handler that raised, gives that reply to the next command: without the nonce, a mutex that is held would be
-acquired. The call that reads another one's reply disconnects the client and sends itself again.
+A reply begins with the nonce of its call. If a signal handler raises before a connection has read a reply, the
+connection gives this reply to the next command. Without the nonce, a held mutex could then seem to be acquired. A call
+that reads another call's reply disconnects the client, and is sent again.
 
 Assumed of the server: a script runs alone, and its effects reach replicas and the append-only file together (Redis 5
 and newer).
@@ -141,7 +141,7 @@ class ScriptCalls:
     def __init__(self, client: Any) -> None:
         self._client = client
         self.awaited = isinstance(client, (redis.asyncio.Redis, redis.asyncio.RedisCluster))
-        #: the server's time minus ``time.monotonic()``, and when that was learned
+        #: the server's time minus ``time.monotonic()``, and the ``time.monotonic()`` of the estimate
         self._estimate: tuple[float, float] | None = None
 
     async def call(
@@ -166,10 +166,10 @@ class ScriptCalls:
             except NoScriptError:
                 answer = await self._send(nonce, "EVAL", script.source, *arguments)
         except (redis.RedisError, RedisClusterException) as error:
-            ours = _translated(script, error)
-            if ours is None:
+            own_error = _translated(script, error)
+            if own_error is None:
                 raise
-            raise ours from error
+            raise own_error from error
         if answer == _UNKNOWN_ID:
             id, place = values[0].decode(), keys[0].decode()
             raise UnknownTask(f"{script.name}: there is no {id!r} in {place}; make it by create() first")
@@ -182,7 +182,7 @@ class ScriptCalls:
         return decode(answer)
 
     async def _server_time(self, key: bytes) -> int:
-        """Return the server's time, in whole seconds; as estimated, if that isn't too long ago."""
+        """Return the server's time in whole seconds; it uses the estimate unless that is too old."""
         now = time.monotonic()
         if self._estimate is None or now - self._estimate[1] > _ESTIMATE_LIFETIME:
             nonce = os.urandom(12)
@@ -219,12 +219,12 @@ class ScriptCalls:
 
 #: the last two may follow a lost reply, when the cluster is not reachable or incomplete
 _UNANSWERED = (redis.ConnectionError, redis.TimeoutError, redis.InvalidResponse, ClusterError, RedisClusterException)
-#: what the pools of redis-py say when all of their connections are in use: nothing was sent
+#: the messages of redis-py's pools when all of their connections are in use: nothing was sent
 _POOL_IS_FULL = ("Too many connections", "No connection available.")
 
 
 def _translated(script: RedisScript, error: Exception) -> Exception | None:
-    """Our error for one of the client's or the server's, or ``None`` if it is to be raised unchanged."""
+    """Return this library's error for an error of the client or the server; ``None`` if that is raised unchanged."""
     if str(error) in _POOL_IS_FULL:
         return None
     if isinstance(error, _UNANSWERED):

@@ -1,7 +1,7 @@
 """Mutex: held until it is released.
 
 An acquisition is ``ZADD key XX CH 1 id``, which changes the score for exactly one of concurrent callers. A mutex has no
-expiry: where the last run did not succeed, the next one must not start.
+expiry: after a failed run the next one must not start.
 
 Guarantee: between two releases exactly one acquisition returns ``True``, as long as the server keeps what it has
 acknowledged (``docs/redis.md`` says when it doesn't).

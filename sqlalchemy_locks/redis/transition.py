@@ -118,7 +118,7 @@ class Task(NamedTuple):
 
 
 class StateTransition(Pattern[Client]):
-    """Tasks with a status: captured from some statuses, and given another one when the work is done.
+    """Tasks with a status. A capture takes them from some statuses; when the work is done, they get another one.
 
     :param client: :param prefix: as for :class:`Mutex`.
     :param ready: the statuses that tasks are captured from; a new task has the first one.
@@ -218,7 +218,7 @@ class StateTransition(Pattern[Client]):
         """Set the status of a captured task.
 
         :param claim: the claim of the captured task; if it has been captured again since, nothing is changed.
-        :param force: set it whatever its status is; a claim is checked nevertheless.
+        :param force: set the status even if the task isn't captured; a claim is checked nevertheless.
         :return: ``False`` if it was not captured, or not with this claim.
         :raises UnknownTask: when it was never created.
 
@@ -231,8 +231,8 @@ class StateTransition(Pattern[Client]):
         """
         if claim is not None and (isinstance(claim, bool) or not isinstance(claim, int)):
             raise TypeError(f"claim is the number that a captured task has, not {claim!r}")
-        given_claim = b"" if claim is None else int(claim)
-        values = as_id(id), as_status(status), self._captured, given_claim, int(bool(force)), as_instant(self._clock)
+        number = b"" if claim is None else int(claim)
+        values = as_id(id), as_status(status), self._captured, number, int(bool(force)), as_instant(self._clock)
         return _SET_STATUS, queue, values, bool
 
     @operation
@@ -240,7 +240,7 @@ class StateTransition(Pattern[Client]):
         """Set the status ``timeout`` on the captured tasks whose ``timeout`` has passed.
 
         They can be captured again if ``ready`` contains that status. Workers should pass ``claim`` to
-        :meth:`set_status`, so that the one that timed out changes nothing.
+        :meth:`set_status`, so that a worker whose task has timed out changes nothing.
 
         :return: how many tasks timed out.
 

@@ -1,12 +1,15 @@
 """A counting semaphore in the database: a number of permits, held by processes on any machine.
 
-Permits of several semaphores at once, all or none;
-an id that makes each request repeatable; a time to live, renewed or not; fencing tokens; sweeps.
+A request acquires permits of one or more semaphores, all or none. Its id makes it repeatable. It may have a time to
+live, which can be renewed. Grants have fencing tokens, and sweeps release abandoned permits.
 
-What is promised: what is held never exceeds the capacity that was in force when it was granted, at any isolation
-level, except READ UNCOMMITTED set for one transaction only, which the server's variables don't show; one id is granted
-once; a permit is released once; each grant's fencing token is greater than any that its semaphore granted before,
-deleted and created again or not.
+Guarantees:
+
+- No grant makes the held permits exceed the capacity of that moment, at any isolation level. The one exception is READ
+  UNCOMMITTED that is set for one transaction only, since the server's variables don't show it.
+- One id is granted once, and a permit is released once.
+- A fencing token is greater than every earlier token of its semaphore, even after the semaphore was deleted and created
+  again.
 """
 
 from __future__ import annotations

@@ -1,12 +1,17 @@
 """acquire: permits of one or more semaphores, all of them or none.
 
-The order of work: the request's row, the guard for all that ask with its id; the semaphores' rows, by name; then, in a
-later statement, the sum of what is held, with the rows' fences. Where that is too much, what has expired is released,
-and it is summed again. A grant raises the fences, so that a snapshot from before it fails instead of over-granting. A
-denial leaves no trace.
+The steps of an acquire:
 
-The row has a bound: no more permits are held. A grant raises it; no release lowers it, since that would wait for the
-row. Where it leaves room nothing needs to be summed; where it leaves none, the sum decides, and becomes the bound.
+1. Insert the request's row. It serializes the calls with the same id.
+2. Lock the semaphores' rows, in the order of their names.
+3. In a later statement, sum the held permits, and read the fences. If the sum leaves no room, release expired requests
+   and sum again.
+4. Insert the permits and raise the fences. A transaction with an older snapshot then fails or reads again, instead of
+   granting too many permits. A denial deletes the request, and leaves no trace.
+
+Each semaphore's row stores an upper bound of its held permits. A grant raises the bound. A release doesn't lower it,
+since it would have to wait for the row. If the bound leaves room, no sum is needed. If it leaves none, the sum decides,
+and becomes the new bound.
 """
 
 from __future__ import annotations
@@ -32,7 +37,7 @@ from sqlalchemy_locks.sql.clock import utc
 from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
 from sqlalchemy_locks.values import Grant
 
-#: attempts at a request that others insert and clean up
+#: the maximum number of attempts while others insert and delete the same request
 _ROUNDS = 100
 _ANSWER = ("state", "replayed", "token", "expires_at", "fences", "exhausted", "capacities")
 
@@ -65,7 +70,7 @@ class AcquirePermits(base.SemaphoreImpl):
         return select(*answer).select_from(subquery)
 
     def arguments(self, execution: Execution) -> dict[str, Any]:
-        # the first attempt of a retry may be about to be granted: a denial by the queue would hide that
+        # at a retry, the first attempt may still be granted: a denial because of the queue would hide the grant
         keys = None if execution.is_retry else execution.values["queue_keys"]
         text = {"counts": _array(execution.values["counts"]), "queue_keys": keys and _array(keys)}
         return {**super().arguments(execution), "nonce": execution.nonce, **text}
@@ -87,9 +92,9 @@ class AcquirePermits(base.SemaphoreImpl):
         replaces_expired = execution.values["replaces_expired"]
         for attempt in range(_ROUNDS):
             if replaces_expired:
-                # An earlier request of this id whose time ran out before it was released. Deleted before the INSERT:
-                # one that meets a duplicate locks it, shared, and of two such callers none could delete it.
-                # It waits for a guarded write of that request, after which this one may begin.
+                # Delete an earlier request of this id that expired before its release. This comes before the INSERT,
+                # since an INSERT that meets a duplicate locks it in shared mode: of two such callers, neither could
+                # delete it. The lock waits for a guarded write of the earlier request.
                 earlier = base.lock_request(execution, sql)
                 if earlier is not None and execution.execute(sql.read_expired_at_end, {"row_id": earlier.id}).scalar():
                     base.delete_request(execution, sql, earlier.id)
@@ -98,7 +103,7 @@ class AcquirePermits(base.SemaphoreImpl):
                 try:
                     return self._decide(execution, sql, request)
                 except LockTimeout:
-                    # InnoDB undoes only the statement: a caller that continues and commits would keep half a request
+                    # InnoDB undoes only this statement: a caller that continues and commits would keep half a request
                     base.delete_request(execution, sql, request)
                     raise
             replay = self._replay(execution, sql)
@@ -107,9 +112,9 @@ class AcquirePermits(base.SemaphoreImpl):
         raise LockTimeout("others insert and delete the request again and again", kind="semaphore")
 
     def _occupied_queues(self, execution: Execution, sql: Statements) -> list[str]:
-        """Return the semaphores that others queue for, unless this request was granted already."""
+        """Return the semaphores for which others queue; none if this request exists already."""
         backend, keys = execution.backend, execution.values["queue_keys"]
-        # the first attempt of a retry may be about to be granted: a denial by the queue would hide that
+        # at a retry, the first attempt may still be granted: a denial because of the queue would hide the grant
         if execution.is_retry or not keys or backend.server_queues is None:
             return []
         queues = zip(execution.values["names"], keys, strict=True)
@@ -120,23 +125,23 @@ class AcquirePermits(base.SemaphoreImpl):
         return occupied
 
     def _insert_request(self, execution: Execution, sql: Statements, first: bool) -> int | None:
-        """Return the row id of the new request; ``None`` where there is one with its external id."""
+        """Insert the request and return its row id; ``None`` if a request with its external id exists."""
         values = {name: execution.values[name] for name in ("external_id", "owner", "ttl_seconds")}
-        # An INSERT that meets a duplicate locks a gap above READ COMMITTED. Once only: a snapshot still shows
-        # what was cleaned up since.
-        looks = execution.backend.single_writer or (first and not execution.begun_by_locks)
-        if looks and execution.execute(sql.find_request, {"by_external_id": values["external_id"]}).first():
+        # Search first: above READ COMMITTED an INSERT that meets a duplicate locks a gap. Only at the first attempt: a
+        # snapshot still shows a request that was deleted since.
+        searches = execution.backend.single_writer or (first and not execution.begun_by_locks)
+        if searches and execution.execute(sql.find_request, {"by_external_id": values["external_id"]}).first():
             return None
         values |= {"state": ACQUIRED, "token": execution.nonce}
         return base.insert_unless_present(execution, sql.insert_request, values)
 
     def _replay(self, execution: Execution, sql: Statements) -> Grant | None:
-        """Return the grant of the existing request; ``None`` when it was deleted meanwhile."""
-        # shared, so that two that ask again don't wait for each other
+        """Return the grant of the existing request; ``None`` if it was deleted meanwhile."""
+        # a shared lock, so that two calls that repeat the request don't wait for each other
         request = base.share_request(execution, sql)
         if request is None:
             return None
-        # with a lock, which is on the gaps as well, only where a snapshot from before them doesn't show them
+        # the SELECT with locks also locks gaps, so it is used only if an older snapshot hides the permits
         permits = execution.execute(sql.read_permits, {"row_id": request.id}).all()
         permits = permits or execution.execute(sql.share_permits, {"row_id": request.id}).all()
         rows = execution.execute(sql.read_names, {"row_ids": [permit.semaphore_id for permit in permits]})
@@ -151,22 +156,22 @@ class AcquirePermits(base.SemaphoreImpl):
 
     def _decide(self, execution: Execution, sql: Statements, request: int) -> Grant:
         permits, ttl = execution.values["permits"], execution.values["ttl_seconds"]
-        locked = {name: base.lock_semaphore(execution, sql, name) for name in permits}
-        unknown = [name for name, row in locked.items() if row is None]
-        if unknown:
+        row_by_name = {name: base.lock_semaphore(execution, sql, name) for name in permits}
+        unknown_names = [name for name, row in row_by_name.items() if row is None]
+        if unknown_names:
             execution.execute(sql.delete_request, {"row_id": request})
-            raise base.unknown_semaphore(*unknown)
-        rows = [row for row in locked.values() if row is not None]
+            raise base.unknown_semaphore(*unknown_names)
+        rows = [row for row in row_by_name.values() if row is not None]
         counts = {row.id: count for row, count in zip(rows, permits.values(), strict=True)}
-        # a release lowers no bound: one that leaves no room says nothing
+        # a release lowers no bound, so there may be room although a bound leaves none
         bounds: dict[int, float] = {row.id: math.inf if row.used_at_most is None else row.used_at_most for row in rows}
         if ttl is None and all(bounds[row.id] + counts[row.id] <= row.capacity for row in rows):
             sums, now, began = permit_sums.Usage(bounds, None, None)
         else:
             sums, now, began = permit_sums.read_usage(execution, sql, rows, request)
             if base.reads_snapshot(execution):
-                # not stored as the bound, on which others rely: at READ UNCOMMITTED, which can't always be detected,
-                # the sum may be too low
+                # The sum isn't stored as the bound, since others rely on the bound. At READ UNCOMMITTED, which can't
+                # always be detected, the sum may be too low.
                 sums = {semaphore: min(used, bounds[semaphore]) for semaphore, used in sums.items()}
             else:
                 bounds = dict(sums)
@@ -194,7 +199,7 @@ class AcquirePermits(base.SemaphoreImpl):
     def _start_lease(
         self, execution: Execution, sql: Statements, request: int, ttl: float, now: Any, began: Any
     ) -> Any:
-        """Return when the time to live runs out: it counts from after the waits, not from the INSERT before them."""
+        """Return the end of the time to live, which begins after the waits for locks, not at the INSERT before them."""
         if now is None or base.reads_snapshot(execution):
             # at SERIALIZABLE the sum, too, may have waited after it read the clock
             now = execution.execute(sql.read_clock, {}).scalar_one()
@@ -263,20 +268,20 @@ def acquire(
     :param ttl: how long they are held without being renewed, in seconds or as a ``timedelta``; ``None``: until
         they are released.
     :return: a :class:`~sqlalchemy_locks.Grant`. ``grant.acquired`` is ``False`` when any of the semaphores had no
-        room: nothing was acquired then, and ``grant.exhausted`` names them. For an id that was asked for before:
-        while it is held, ``True`` with the original fences (it isn't renewed by that, and keeps its owner);
-        afterwards ``False``, with its state. A request that was released or has expired is never granted again by
-        this operation.
+        room: nothing was acquired then, and ``grant.exhausted`` names them. If the id was used before, the answer is
+        ``True`` with the original fences while that request is held, which keeps its owner and isn't renewed.
+        Afterwards it is ``False``, with the request's state: this operation never grants a released or expired
+        request again.
     :raises UnknownSemaphore: when one of them was never created. Nothing was acquired.
     :raises IdempotencyConflict: when the id was used for other semaphores or other counts.
     :raises LockTimeout: when another transaction kept one of them locked for longer than the wait that the database,
         or the option ``locks_wait`` (seconds), allows.
 
-    In a session of yours other acquirers of these semaphores wait until you commit: commit before you work. On MySQL,
-    MariaDB and SQLite, a denied request keeps its locks until then, too. Under REPEATABLE READ and SERIALIZABLE
-    the answer is right, or it is the engine's serialization or deadlock error: roll back and begin again. On MySQL and
-    MariaDB, never begin with ``SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED``, which can't be detected: it
-    over-grants.
+    In your own session, other acquirers of these semaphores wait until you commit: commit before you do the work. On
+    MySQL, MariaDB and SQLite, a denied request keeps its locks until then, too. Under REPEATABLE READ and SERIALIZABLE
+    the answer is right, or the engine raises its serialization or deadlock error: then roll back and begin again. On
+    MySQL and MariaDB, never begin with ``SET TRANSACTION ISOLATION LEVEL READ UNCOMMITTED``: it can't be detected, and
+    more permits than the capacity may be granted.
 
     >>> grant = session.scalar(sl.semaphore.acquire({"backup-slots": 1}, external_id="job-1", ttl=3600))
     """
@@ -290,8 +295,8 @@ def acquire(
     }
     # in one order everywhere, so that two requests can't deadlock
     counts = dict(sorted(counts.items()))
-    held_for = None if ttl is None else bounded_seconds(ttl, "ttl", zero=False)
-    if held_for is not None and held_for < 0.001:
+    ttl_seconds = None if ttl is None else bounded_seconds(ttl, "ttl", zero=False)
+    if ttl_seconds is not None and ttl_seconds < 0.001:
         raise ValueError(f"ttl is at least 0.001 seconds, not {ttl!r}")
     values = {
         "permits": counts,
@@ -299,7 +304,7 @@ def acquire(
         "counts": list(counts.values()),
         "external_id": uuid4().hex if external_id is None else valid_name(external_id, base.EXTERNAL_ID),
         "owner": None if owner is None else valid_name(owner, "an owner"),
-        "ttl_seconds": held_for,
+        "ttl_seconds": ttl_seconds,
         "replaces_expired": False,
         "queue_keys": None,
     }
@@ -307,10 +312,10 @@ def acquire(
 
 
 def for_block(request: Operation[Any], owner: str, *, new_id: bool) -> Operation[Any]:
-    """Return the request of a block, which takes the place of one of its id whose time ran out before its release.
+    """Return the request for one use of a block. It replaces an earlier one of its id that expired before its release.
 
-    :param request: validated before; each use of the block has a request of its own.
-    :param new_id: under another external id.
+    :param request: the block's request, validated already.
+    :param new_id: give it an external id of its own; then it replaces none.
     """
     values = {**request._values, "owner": owner, "replaces_expired": not new_id}
     if new_id:
@@ -321,6 +326,6 @@ def for_block(request: Operation[Any], owner: str, *, new_id: bool) -> Operation
 def in_turn(request: Operation[Any], queue_keys: Sequence[int]) -> Operation[Any]:
     """Return the same request, denied while others queue for one of the semaphores.
 
-    :param queue_keys: of each semaphore's queue, in the order of the request's permits.
+    :param queue_keys: the key of each semaphore's queue, in the order of the request's permits.
     """
     return Operation(_ACQUIRE, {**request._values, "queue_keys": queue_keys})

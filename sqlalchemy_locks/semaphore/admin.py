@@ -19,7 +19,7 @@ from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
 
 _NAME, _BY = bindparam("name", type_=Text()), bindparam("changed_by", type_=Text())
 _CAPACITY = bindparam("capacity", type_=Integer())
-#: attempts at a semaphore that others create and delete
+#: the maximum number of attempts while others create and delete the same semaphore
 _ROUNDS = 100
 
 
@@ -32,7 +32,7 @@ class CreateSemaphore(SemaphoreImpl):
 
     def run_statements(self, execution: Execution, sql: Statements) -> bool:
         name, capacity, on_demand = (execution.values[key] for key in ("name", "capacity", "on_demand"))
-        # without a lock first: where it exists, this neither waits nor locks it
+        # first without a lock, so that an existing semaphore is neither waited for nor locked
         row = execution.execute(sql.find_semaphore, {"by_name": name}).first()
         for _ in range(_ROUNDS):
             semaphore = None
@@ -52,13 +52,13 @@ class CreateSemaphore(SemaphoreImpl):
                 if not on_demand:
                     record_change(execution, sql, semaphore, None, capacity)
                 return True
-            # created, deleted or removed by others since
+            # others have created, deleted or removed it since
             row = execution.execute(sql.lock_semaphore, {"by_name": name}).first()
         raise LockTimeout(f"others create and remove the semaphore {name!r} again and again")
 
     def _insert(self, execution: Execution, sql: Statements) -> int | None:
-        # above the fence of any that was removed, of whatever name; the row is locked shared, so that none is removed
-        # before this one is there
+        # The fence begins above that of every removed semaphore, whatever its name was. The floor is locked in shared
+        # mode, so that no semaphore is removed before this one is inserted.
         floor = execution.execute(sql.share_floor, {}).first()
         if floor is None:  # the table was emptied
             with contextlib.suppress(IntegrityError):
@@ -72,7 +72,7 @@ class ResizeSemaphore(SemaphoreImpl):
     name = "semaphore.resize"
 
     def repeatable(self, operation: Operation[Any]) -> bool:
-        return False  # run again, it would undo what others did meanwhile
+        return False  # a second run could undo a change that others made in between
 
     def call(self) -> LockFunction:
         return LockFunction("semaphore_resize", _NAME, _CAPACITY, _BY, WAIT_MS, true(), type_=Integer())
@@ -92,9 +92,8 @@ class ResizeSemaphore(SemaphoreImpl):
             mark_changed(execution, row.id)
             record_change(execution, sql, row.id, row.capacity, capacity)
         elif row.on_demand:
-            execution.execute(
-                sql.clear_on_demand, {"row_id": row.id}
-            )  # created explicitly from now on, though nothing has changed
+            # the capacity stays, but the semaphore now counts as created explicitly
+            execution.execute(sql.clear_on_demand, {"row_id": row.id})
             mark_changed(execution, row.id)
         return int(row.capacity)
 
@@ -103,7 +102,7 @@ class DeleteSemaphore(SemaphoreImpl):
     name = "semaphore.delete"
 
     def repeatable(self, operation: Operation[Any]) -> bool:
-        return False  # run again, it would undo what others did meanwhile
+        return False  # a second run could undo a change that others made in between
 
     def call(self) -> LockFunction:
         return LockFunction("semaphore_delete", _NAME, _BY, WAIT_MS, type_=Text())
@@ -158,7 +157,7 @@ def create(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]
     :param by: who changes it, for ``history``.
     :return: ``True`` when it was created; ``False`` when there was one, which keeps its capacity: see :func:`resize`.
 
-    One that a lease has created on its first use is kept from now on, whether it is used or not.
+    If a lease has created the semaphore on its first use, it is kept from now on, even when it is no longer used.
 
     >>> session.execute(sl.semaphore.create("backup-slots", capacity=10))
     """
@@ -174,14 +173,14 @@ def create_for_lease(name: str) -> Operation[Any]:
 def resize(name: str, capacity: int, *, by: str | None = None) -> Operation[Any]:
     """Change how many permits there are.
 
-    :param capacity: at least 0. Below what is held it revokes nothing, and no permit is granted until there is room.
-        One that a lease has created on its first use is kept from now on, though its capacity may be the same.
+    :param capacity: at least 0. If more permits are held, they stay held, and none is granted until there is room.
     :param by: who changes it, for ``history``.
     :return: the capacity it had.
     :raises UnknownSemaphore: when there is none of that name.
 
-    Through ``Locks`` a lost reply is :class:`~sqlalchemy_locks.OutcomeUnknown`, and it isn't sent again, since that
-    would undo what others did meanwhile. The same holds for :func:`delete`.
+    If a lease has created the semaphore on its first use, it is kept from now on, even if the capacity is the same.
+    ``Locks`` raises :class:`~sqlalchemy_locks.OutcomeUnknown` after a lost reply, and doesn't repeat the call: it could
+    undo a change that others made in between. The same holds for :func:`delete`.
 
     >>> session.execute(sl.semaphore.resize("backup-slots", 12, by="ops"))
     """
@@ -193,7 +192,7 @@ def delete(name: str, *, by: str | None = None) -> Operation[Any]:
     """Delete a semaphore of which no permit is held.
 
     :param by: who deletes it, for ``history``.
-    :raises SemaphoreHeld: when one is; what has expired doesn't count.
+    :raises SemaphoreHeld: when permits are held; expired ones don't count.
     :raises UnknownSemaphore: when there is none of that name.
 
     Its last fencing token is kept: a new semaphore of this name continues from it.

@@ -1,7 +1,7 @@
-"""What ``Locks`` reads while a request waits: whether there is room, and whether a grant is still held.
+"""The queries of ``Locks`` while a request waits: whether there is room, and whether a grant is still held.
 
-These read without locks: a waiter must not delay a release, nor leave dead rows behind by the hundred. They only tell
-when an attempt is worthwhile; whether there is room is decided by ``acquire.py``.
+They read without locks: a waiter must not delay a release, and its polls must not leave hundreds of dead rows behind.
+They only show whether an attempt is worthwhile. ``acquire.py`` decides whether there is room.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _TOKEN = bindparam("token", type_=String())
 
 
 class Availability(ReadSemaphores):
-    """Each of the semaphores: its capacity, what is held and has not expired, and whether the request is known."""
+    """The capacity of each semaphore, its held permits without expired ones, and whether the request exists."""
 
     name = "semaphore.availability"
 
@@ -43,7 +43,7 @@ class Availability(ReadSemaphores):
 
 
 class IsHeld(ReadSemaphores):
-    """Whether a request is held, and its time has not run out."""
+    """Whether a request is held, and has not expired."""
 
     name = "semaphore.is_held"
 
@@ -70,7 +70,7 @@ def availability(request: Operation[Any] | Grant) -> RowsOperation[Any]:
 
 
 def exhausted_in(rows: Any, permits: Mapping[str, int]) -> list[str]:
-    """Return those of the semaphores that have no room; empty also where only an attempt can tell."""
+    """Return the semaphores that have no room; an empty list, too, where only an attempt can tell."""
     by_name = {row.name: row for row in rows}
     # the sum of a statement that was killed is NULL, without an error
     unclear = any(row.known or row.capacity is None or row.used is None for row in rows)

@@ -1,6 +1,6 @@
-"""What the operations of a semaphore share: one call of a function where there are functions, else some statements.
+"""The base of a semaphore's operations: one function call on engines with functions, several statements elsewhere.
 
-Rows are locked in one order everywhere: a request before its permits, a request before semaphores, and semaphores
+Every operation locks rows in the same order: a request before its permits, a request before semaphores, and semaphores
 by name. A release locks no semaphore, so it never waits for an acquire.
 """
 
@@ -22,11 +22,11 @@ from sqlalchemy_locks.semaphore.statements import Statements, statements
 from sqlalchemy_locks.sql.elements import WAIT_MS, LockFunction
 from sqlalchemy_locks.values import Grant
 
-#: what error messages call an id
+#: the name of an external id in error messages
 EXTERNAL_ID = "the external_id of a request"
-#: the arguments of the functions that find a request as :func:`identity_of` identifies it
+#: the arguments of the functions that find a request by the values of :func:`identity_of`
 IDENTITY = (bindparam("external_id", type_=Text()), bindparam("token", type_=Text()))
-#: transactions of InnoDB that have released something themselves
+#: transactions of InnoDB that have released permits, which other connections still see as held
 releasing_transactions: WeakSet[Any] = WeakSet()
 
 
@@ -51,7 +51,7 @@ class SemaphoreImpl(OperationImpl):
         return "where its rows are locked, read and written one after another"
 
     def repeatable(self, operation: Operation[Any]) -> bool:
-        return True  # run again, it finds what it did
+        return True  # a second run finds the result of the first one
 
     def _refused_autocommit(self, execution: Execution) -> Unsupported:
         return Unsupported(
@@ -78,11 +78,11 @@ class SemaphoreImpl(OperationImpl):
         return {**execution.values, WAIT_MS.key: milliseconds(execution.wait)}
 
     def answer(self, execution: Execution, row: Row[Any]) -> Any:
-        """Return the operation's value, of the one row that the function returned."""
+        """Return the operation's value from the row that the function returned."""
         return row[0]
 
     def run_statements(self, execution: Execution, sql: Statements) -> Any:
-        """Return the operation's value where there is no function."""
+        """Execute the statements of an engine without functions, and return the operation's value."""
         raise NotImplementedError
 
     def statements(self, execution: Execution) -> Statements:
@@ -102,9 +102,9 @@ def reads_snapshot(execution: Execution) -> bool:
 def read_committed_rows(
     execution: Execution, selects: Iterable[Executable], values: Mapping[str, Any]
 ) -> list[Sequence[Row[Any]]] | None:
-    """Return the rows of each SELECT as they are committed now, read without locks by another connection.
+    """Read the latest committed rows of each SELECT, without locks, by another connection.
 
-    ``None`` where there is no connection for it: then only a locking read can tell.
+    :return: the rows; ``None`` if the other connection can't read them, so that only a locking read can.
     """
     try:
         with side_connection(execution, row_wait=1) as connection:
@@ -114,11 +114,11 @@ def read_committed_rows(
 
 
 def insert_unless_present(execution: Execution, insert: Executable, values: Mapping[str, Any]) -> int | None:
-    """Insert a row, and return its id; ``None`` where there is one of the same name or external id."""
+    """Insert a row and return its id; ``None`` if a row with the same name or external id exists."""
     try:
         result = execution.execute(insert, values)
     except IntegrityError as error:
-        # a single writer has looked before, under its lock: this is no duplicate
+        # a single writer has searched under its lock before, so this error isn't about a duplicate
         if execution.backend.single_writer or execution.backend.meaning(error) != "duplicate":
             raise
         return None
@@ -131,24 +131,24 @@ def unknown_semaphore(*names: str) -> UnknownSemaphore:
 
 
 def lock_semaphore(execution: Execution, sql: Statements, name: str) -> Row[Any] | None:
-    """Lock a semaphore's row until the transaction ends, and return it; ``None`` without one, or when it is deleted."""
+    """Lock a semaphore's row until the transaction ends, and return it; ``None`` if it is absent or deleted."""
     row = execution.execute(sql.lock_semaphore, {"by_name": name}).first()
     return None if row is None or row.capacity is None else row
 
 
 def share_request(execution: Execution, sql: Statements) -> Row[Any] | None:
-    """Lock the request's row so that it can't end before this transaction does, and return it, if there is one.
+    """Lock the request's row in shared mode until the transaction ends, and return it; ``None`` if it is absent.
 
-    Whether it has ``expired`` is as of the instant at which the lock was granted.
+    The request can't be released meanwhile. Its column ``expired`` is evaluated after the lock was granted.
     """
     return _lock_request(execution, sql, sql.share_request, sql.share_request_by_row)
 
 
 def hold_request(execution: Execution, sql: Statements) -> Row[Any] | None:
-    """Do as ``share_request``, against other nodes of a cluster as well."""
+    """Lock the request as ``share_request`` does, also against releases on other nodes of a cluster."""
     if execution.context.cluster is None:
         return share_request(execution, sql)
-    request = lock_request(execution, sql)  # of two that share the row, none could change it
+    request = lock_request(execution, sql)  # of two transactions that share the row, neither could change it
     if request is not None:
         execution.execute(sql.touch_request, {"row_id": request.id})
         request = execution.execute(sql.share_request_by_row, {"row_id": request.id}).one()
@@ -156,12 +156,12 @@ def hold_request(execution: Execution, sql: Statements) -> Row[Any] | None:
 
 
 def lock_request(execution: Execution, sql: Statements) -> Row[Any] | None:
-    """Lock the request's row until the transaction ends, and return it, if there is one."""
+    """Lock the request's row until the transaction ends, and return it; ``None`` if it is absent."""
     return _lock_request(execution, sql, sql.lock_request, sql.lock_request_by_row)
 
 
 def lock_own_request(execution: Execution, sql: Statements) -> Row[Any] | None:
-    """Lock the request's row and return it; ``None`` without one, or when it is a later one of the same id."""
+    """Lock the request's row and return it; ``None`` if it is absent, or belongs to a later request of the same id."""
     row = lock_request(execution, sql)
     return row if row is not None and execution.values["token"] in (None, row.token) else None
 
@@ -171,15 +171,15 @@ def _lock_request(
 ) -> Row[Any] | None:
     values = {"by_external_id": execution.values["external_id"]}
     if reads_snapshot(execution):
-        # above READ COMMITTED, MariaDB locks the gap before what it finds by any key but the primary one
+        # above READ COMMITTED, MariaDB also locks the gap before a row, unless it finds the row by the primary key
         row_id = execution.execute(sql.find_request, values).scalar()
         if row_id is None and not execution.is_read_committed():
-            # where it is absent, a locking read would lock the gap: other ids couldn't be asked for
-            committed = read_committed_rows(execution, [sql.find_request], values)
-            if committed is not None:
-                if not committed[0]:
+            # a locking read of an absent row would lock the gap, and block requests with other ids
+            committed_rows = read_committed_rows(execution, [sql.find_request], values)
+            if committed_rows is not None:
+                if not committed_rows[0]:
                     return None
-                row_id = committed[0][0].id
+                row_id = committed_rows[0][0].id
         row = None if row_id is None else execution.execute(by_row, {"row_id": row_id}).first()
         if row is not None:
             return row
@@ -187,7 +187,7 @@ def _lock_request(
 
 
 def delete_request(execution: Execution, sql: Statements, request: int) -> None:
-    """Delete a request that this transaction has inserted, or locked, with its permits."""
+    """Delete a request, which this transaction has inserted or locked, and its permits."""
     permits = execution.execute(sql.read_permit_ids, {"row_id": request}).scalars().all()
     if permits:
         execution.execute(sql.delete_permit, [{"row_id": permit} for permit in permits])
@@ -195,10 +195,13 @@ def delete_request(execution: Execution, sql: Statements, request: int) -> None:
 
 
 def end_request(execution: Execution, sql: Statements, request: int) -> None:
-    """Release a locked request: its permits first, so that a wait for them that times out can be repeated."""
+    """Release a locked request, its permits first.
+
+    If a wait for the permits times out, the request isn't released yet, and the call can be repeated.
+    """
     if reads_snapshot(execution):
         releasing_transactions.add(execution.connection.get_transaction())
-    # by their own ids, which locks no gap; only a snapshot from before them doesn't show them
+    # an UPDATE by the permits' own ids locks no gap, but a snapshot older than the permits doesn't show the ids
     permits = execution.execute(sql.read_permit_ids, {"row_id": request}).scalars().all()
     if permits:
         execution.execute(sql.release_permit, [{"row_id": permit} for permit in permits])
@@ -210,8 +213,8 @@ def end_request(execution: Execution, sql: Statements, request: int) -> None:
 def release_unchanged_requests(execution: Execution, sql: Statements, requests: Sequence[Any]) -> int:
     """Release the requests that have expired or are unchanged since they were read, except locked ones.
 
-    :param requests: the id of each, and when it was last renewed.
-    :return: how many they were.
+    :param requests: pairs of a request's id and its last renewal.
+    :return: the number of released requests.
     """
     if not requests:
         return 0
@@ -225,7 +228,7 @@ def release_unchanged_requests(execution: Execution, sql: Statements, requests: 
 
 
 def identity_of(request: str | Grant) -> dict[str, Any]:
-    """Return the values that identify a request: of a grant its own, and of a bare id any."""
+    """Return the values that identify a request: a grant's own request, or any request with an id."""
     if isinstance(request, Grant):
         # a denied grant has no request: "" matches none
         return {"external_id": request.external_id, "token": request.token or ""}

@@ -1,8 +1,8 @@
-"""guarded: a write in the same database that only a current holder of its permits can make.
+"""guarded: a write in the same database that only the current holder of permits can make.
 
-A holder can be stopped for longer than its ttl, and then continue. The request's row is checked and locked, shared,
-until the write's transaction ends: until then the permits can't be released or swept. In a cluster in which several
-nodes accept writes it is changed, too, so that of a write and a release on two nodes one is committed.
+A holder can be stopped for longer than its ttl, and then continue. Therefore the request's row is checked, and locked
+in shared mode until the write's transaction ends. Until then the permits can't be released or swept. In a cluster in
+which several nodes accept writes, the row is also changed: of a write and a release on two nodes, only one can commit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from sqlalchemy_locks.semaphore.base import SemaphoreImpl, hold_request, identit
 from sqlalchemy_locks.semaphore.statements import RELEASED
 from sqlalchemy_locks.values import Grant
 
-# InnoDB's servers have no such limit that ends with a transaction, as PostgreSQL's does, which the request is read with
+# MySQL and MariaDB have no limit of idle time that ends with the transaction, so the session's is set and restored
 _LIMIT_IDLE = text(
     "SET @sqlalchemy_locks_guarded = COALESCE(@sqlalchemy_locks_guarded, @@session.wait_timeout),"
     " SESSION wait_timeout = CAST(LEAST(@@session.wait_timeout, :seconds) AS UNSIGNED)"
@@ -51,7 +51,7 @@ class Guarded(SemaphoreImpl):
             self.refuse_two_phase(execution)
 
     def run(self, execution: Execution) -> bool:
-        # not the base's, whose wait would limit the write, too: that is the app's own
+        # not the base's run(): its limit of waits would also apply to the write, which is the app's own
         ident, token = execution.values["external_id"], execution.values["token"]
         with execution.waiting():
             if execution.backend.single_writer:
@@ -83,8 +83,8 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
     """Run an UPDATE only while permits are held, and keep them held until its transaction ends.
 
     :param statement: an UPDATE of the same database, of a table or a mapped class, without RETURNING.
-    :param grant: what ``acquire`` returned, or the external id it was acquired with. For an id that blocks
-        use, the grant: the id may be a later request's by then.
+    :param grant: the grant that ``acquire`` returned, or its external id. If blocks use the id, pass the grant: by then
+        the id may belong to a later request.
     :return: ``True`` when it was written, ``False`` when no row matches the statement's own condition.
     :raises LockLost: when the permits were released or swept, or their time ran out; nothing is written.
     :raises OutcomeUnknown: from ``Locks.run``, when the connection died before the reply; it may be written. It is a
@@ -93,9 +93,10 @@ def guarded(statement: Update, grant: Grant | str) -> Operation[Any]:
         database, or the option ``locks_wait`` (seconds), allows.
 
     Unlike a fencing token it serves any capacity, and needs no column. Until its transaction ends, ``renew`` and
-    ``release`` of this request wait, and the permits may expire: commit within the ttl. The server ends a transaction
-    that sends nothing for longer than that, as of a process that is stopped; on MySQL and MariaDB only one of
-    ``Locks``: in a session of yours a setting of the server's has to (``docs/lease.md``).
+    ``release`` of this request wait, and the permits may expire: commit within the ttl. If the transaction sends
+    nothing for longer than the ttl, for instance because its process is stopped, the server ends it. On MySQL and
+    MariaDB this applies only to transactions of ``Locks``: for a session of your own, change a setting of the server
+    (``docs/lease.md``).
 
     >>> grant = session.scalar(sl.semaphore.acquire({"network": 1}, ttl=60))
     >>> session.scalar(sl.guarded(update(Document).where(Document.id == 1).values(body=text), grant))

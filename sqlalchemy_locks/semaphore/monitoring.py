@@ -1,4 +1,4 @@
-"""usage, holders, history, and what the dashboard shows: one SELECT each, on every engine."""
+"""usage, holders, history, and the queries of the dashboard: one SELECT each, on every engine."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sqlalchemy_locks.core.operation import BuildContext, OperationImpl, RowsOpe
 from sqlalchemy_locks.semaphore.statements import HELD_STATE, expiry
 from sqlalchemy_locks.sql.clock import UTC, Elapsed, Now
 
-#: the ages in seconds that permits are counted by; older ones are counted apart
+#: the upper limits, in seconds, of the ages by which held requests are counted; older ones are a group of their own
 AGES = (60, 600, 3600, 6 * 3600, 86400)
 #: the maximum number of semaphores whose holders are read at once
 SEMAPHORES = 50
@@ -31,10 +31,10 @@ class ReadSemaphores(OperationImpl):
 
 
 def _use(context: BuildContext, *, named: bool = False, expiring: bool = False) -> Any:
-    """Select each semaphore and what is held of it, in one pass: ``id, used, holders, oldest, capacity, on_demand``.
+    """Select each semaphore and its held permits, in one pass: ``id, used, holders, oldest, capacity, on_demand``.
 
-    :param named: of the semaphores ``names`` alone, and without ``capacity`` and ``on_demand``.
-    :param expiring: what has expired isn't ``used``, but ``expired``; that reads each request, too.
+    :param named: only the semaphores ``names``, without ``capacity`` and ``on_demand``.
+    :param expiring: count expired permits as ``expired`` instead of ``used``; this also reads each request.
     """
     sem, per, req = (
         context.tables.semaphore.alias("each_semaphore"),
@@ -66,7 +66,7 @@ def _use(context: BuildContext, *, named: bool = False, expiring: bool = False) 
 
 
 class ReadUsage(ReadSemaphores):
-    """Every semaphore. :param named: the semaphores ``names`` alone. :param with_id: with its row's id."""
+    """Every semaphore. :param named: only the semaphores ``names``. :param with_id: with the id of its row."""
 
     name = "semaphore.usage"
 
@@ -109,7 +109,7 @@ class Fullest(ReadSemaphores):
         share = sa.case((full, _ONE), (in_use, _ONE * use.c.used / use.c.capacity), else_=_ONE * 0)
         order = sa.case((lease, _ONE), else_=share).desc(), sa.case((lease, use.c.oldest)), use.c.id
         place = sa.func.row_number().over(partition_by=lease, order_by=order)
-        # few columns, and no names: all semaphores are sorted
+        # few columns and no names, since all semaphores are sorted
         placed = sa.select(use.c.id, lease, use.c.used, use.c.holders, use.c.oldest, place.label("place"))
         ranked = placed.where(sa.or_(in_use, ~lease)).subquery("ranked")
         none: Any = sa.cast(sa.null(), sa.BigInteger())
@@ -155,7 +155,7 @@ class Holders(ReadSemaphores):
 
 
 class History(ReadSemaphores):
-    """The changes of capacity. :param of_one: of the semaphore ``name`` alone."""
+    """The changes of capacity. :param of_one: only those of the semaphore ``name``."""
 
     name = "semaphore.history"
 
@@ -168,7 +168,7 @@ class History(ReadSemaphores):
         # a subquery: MariaDB would begin a join with the semaphores, and sort
         name = sa.select(sem.c.name).where(sem.c.id == his.c.semaphore_id).scalar_subquery()
         changed_at = sa.type_coerce(his.c.changed_at, UTC()).label("changed_at")
-        # in the order of an index, in both cases, so that no more is read than the limit
+        # an index has this order, for one semaphore and for all, so that no more rows than the limit are read
         changes = (
             sa.select(name.label("name"), his.c.old_capacity, his.c.new_capacity, his.c.changed_by, changed_at)
             .order_by(his.c.id.desc())
@@ -232,7 +232,7 @@ class HolderAges(ReadSemaphores):
 
     def build(self, context: BuildContext) -> Executable | None:
         req = context.tables.permit_request
-        # the order of an index: of what is held, that is the order of the grants
+        # an index has this order; for held requests it is the order of the grants
         held = sa.select(Elapsed(req.c.created_at).label("age"), _expired(req).label("expired"))
         held = held.where(req.c.state == HELD_STATE).order_by(req.c.updated_at)
         oldest = held.limit(_LIMIT).subquery("oldest")
@@ -270,7 +270,7 @@ def usage(name: str | None = None) -> RowsOperation[Any]:
     ``expired`` permits are not ``used``: an acquire that needs the room, or a sweep, takes them back. Their holders are
     counted until then.
 
-    :param name: of one semaphore; without it, of all, in one pass over what is held.
+    :param name: one semaphore; without it, all of them, in one pass over the held permits.
 
     >>> session.execute(sl.semaphore.usage()).all()
     """
@@ -311,10 +311,11 @@ def fullest(limit: int) -> RowsOperation[Any]:
     """Return the fullest semaphores, and the leases that are held longest: ``id, name, capacity, on_demand, used,
     holders, oldest_holder, oldest_owner, oldest_since``.
 
-    Before the semaphores, and before the leases (``on_demand``), is a row without an ``id`` that counts all of them:
-    ``total``, ``holders`` of which any permit is held, ``full`` ones, ``used`` permits; none, if there are none.
+    The semaphores begin with a row without an ``id``, which counts all of them, and so do the leases (``on_demand``).
+    It has their number as ``total``, the number of those with holders as ``holders``, the number of ``full`` ones, and
+    the ``used`` permits. Where there are no semaphores, or no leases, the row is missing, too.
 
-    :param limit: how many semaphores, unused ones included, and how many leases.
+    :param limit: the maximum number of semaphores, including unused ones, and of leases.
     """
     return RowsOperation(_FULLEST, {"limit": valid_int(limit, "limit")})
 
@@ -325,17 +326,20 @@ def named(names: Sequence[str]) -> RowsOperation[Any]:
 
 
 def expired_permits(semaphores: Sequence[int]) -> RowsOperation[Any]:
-    """Return the number of expired permits of those of these semaphores, given by their ids, that have any."""
+    """Return the id of each semaphore that has expired permits, and their number.
+
+    :param semaphores: the ids of the semaphores to read.
+    """
     return RowsOperation(_EXPIRED, {"ids": semaphores})
 
 
 def oldest_holders(each: int, semaphores: Sequence[int]) -> RowsOperation[Any]:
     """Return the longest holders: ``semaphore_id, token, external_id, owner, permits, fence, age, left, expired``.
 
-    :param each: how many of each semaphore. :param semaphores: their ids, up to ``SEMAPHORES``.
+    :param each: the maximum number for each semaphore. :param semaphores: their ids, up to ``SEMAPHORES``.
 
-    ``age`` is how long it has been held, and ``left`` how long it still is, in whole seconds by the server's clock;
-    ``left`` is ``None`` without a time to live, and less than 0 for what has expired.
+    ``age`` is the time since the grant, and ``left`` the time until it expires, in whole seconds by the server's clock.
+    ``left`` is ``None`` without a time to live, and negative after it.
     """
     ids = dict(enumerate(semaphores))
     parameters = {f"semaphore_{number}": ids.get(number) for number in range(SEMAPHORES)}
@@ -343,8 +347,8 @@ def oldest_holders(each: int, semaphores: Sequence[int]) -> RowsOperation[Any]:
 
 
 def holder_ages(limit: int) -> RowsOperation[Any]:
-    """Return one row: how many requests have been held for less than each of ``AGES``, for longer, and ``expired``.
+    """Return one row of counts: the held requests by age, in the groups of ``AGES``, and the ``expired`` ones.
 
-    :param limit: how many are counted, the oldest first.
+    :param limit: the maximum number of counted requests, the oldest first.
     """
     return RowsOperation(_HOLDER_AGES, {"limit": valid_int(limit, "limit")})

@@ -13,7 +13,7 @@ from sqlalchemy_locks.core.operation import Execution
 from sqlalchemy_locks.semaphore import base
 from sqlalchemy_locks.semaphore.statements import Statements
 
-#: the semaphores whose rows a transaction of InnoDB has changed itself: there it sees its own version of the row
+#: the semaphores whose rows a transaction of InnoDB has changed: its snapshot shows its own version of these rows
 _changed_semaphores: WeakKeyDictionary[Any, set[int]] = WeakKeyDictionary()
 
 
@@ -24,34 +24,35 @@ def mark_changed(execution: Execution, semaphore: int) -> None:
 
 
 class Usage(NamedTuple):
-    """What was read of locked semaphores, after the locks."""
+    """The use of locked semaphores, read after they were locked."""
 
-    #: how many permits of each are held, at most
+    #: an upper bound of the held permits, by semaphore
     sums: dict[int, float]
     #: the instant of the read
     now: Any
-    #: when the request was inserted, before the waits
+    #: when the request was inserted, before the waits for locks
     began: Any
 
 
 def read_usage(execution: Execution, sql: Statements, rows: Sequence[Row[Any]], request: int | None = None) -> Usage:
-    """Return how many permits of locked semaphores are held, at most, and the instant: read after the locks.
+    """Return an upper bound of the held permits of each locked semaphore, and the instant of the read.
 
-    A plain read of InnoDB may be as old as its transaction's snapshot. A grant that the snapshot hides shows as another
-    fence in the locked row: the sum is then infinite. So it is where this transaction has changed the row itself, whose
-    fence then proves nothing. What was released since the snapshot is counted as held. :func:`sum_again` decides then.
+    A plain read of InnoDB may be as old as its transaction's snapshot. If the snapshot hides a grant, the fence in the
+    locked row differs from the one in the snapshot, and the sum is infinite. The sum is also infinite if this
+    transaction has changed the row: then both fences are its own, and prove nothing. Permits that were released since
+    the snapshot count as held. If such a sum leaves no room, :func:`sum_again` decides.
     """
-    read = execution.execute(sql.sum_held, {"row_ids": [row.id for row in rows], "row_id": request})
-    read_by_id = {row.id: row for row in read}
-    changed = _changed_semaphores.get(execution.connection.get_transaction(), ())
+    usage_rows = execution.execute(sql.sum_held, {"row_ids": [row.id for row in rows], "row_id": request})
+    usage_by_id = {row.id: row for row in usage_rows}
+    changed_ids = _changed_semaphores.get(execution.connection.get_transaction(), ())
     sums: dict[int, float] = {}
     now = began = None
     for row in rows:
-        usage = read_by_id.get(row.id)
-        # READ UNCOMMITTED shows a release that may be rolled back; a snapshot from before a semaphore doesn't show it
+        usage = usage_by_id.get(row.id)
+        # READ UNCOMMITTED shows releases that may be rolled back
         dirty = row.dirty and not execution.begun_by_locks
-        # the sum of a statement that was killed is NULL, without an error
-        if dirty or usage is None or usage.used is None or row.fence != usage.fence or row.id in changed:
+        # a snapshot older than the semaphore has no row for it; the sum of a killed statement is NULL, without an error
+        if dirty or usage is None or usage.used is None or row.fence != usage.fence or row.id in changed_ids:
             sums[row.id] = math.inf
         else:
             sums[row.id] = int(usage.used)
@@ -60,25 +61,27 @@ def read_usage(execution: Execution, sql: Statements, rows: Sequence[Row[Any]], 
 
 
 def sum_again(execution: Execution, sql: Statements, row: Row[Any], most: int) -> tuple[int, Any] | None:
-    """Release what has expired, and sum again what is held of a locked semaphore: the sum, and the instant.
+    """Release expired requests of a locked semaphore, and sum its held permits again.
 
-    :param most: how many permits may be held so that there is room.
-    :return: ``None`` where there is no room for certain. A sum may lock the permits in InnoDB, where any other may be
-        as old as the snapshot, and their holders then can't release before this transaction ends.
+    :param most: the greatest sum that leaves room.
+    :return: the sum and the instant of the read; ``None`` if there is certainly no room. On InnoDB the sum may lock the
+        permits, since a read without locks may be as old as the snapshot. Their holders then can't release them before
+        this transaction ends.
     """
     if not base.reads_snapshot(execution):
-        expired = execution.execute(sql.read_expired, {"row_id": row.id}).all()
-        if not base.release_unchanged_requests(execution, sql, expired):
+        requests = execution.execute(sql.read_expired, {"row_id": row.id}).all()
+        if not base.release_unchanged_requests(execution, sql, requests):
             return None
         usage = read_usage(execution, sql, [row])
         return int(usage.sums[row.id]), usage.now
-    # A denial is based on what is committed. A grant never is, nor where this transaction has released permits itself.
+    # Committed rows suffice to deny a request, unless this transaction has released permits: there they still count as
+    # held. They never suffice to grant one.
     committed = base.read_committed_rows(execution, [sql.read_expired, sql.sum_held_of_one], {"row_id": row.id})
-    expired = execution.execute(sql.read_expired, {"row_id": row.id}).all() if committed is None else committed[0]
-    base.release_unchanged_requests(execution, sql, expired)
-    hides_own = execution.connection.get_transaction() in base.releasing_transactions
-    if committed is not None and not hides_own and committed[1][0][0] > most:
+    requests = execution.execute(sql.read_expired, {"row_id": row.id}).all() if committed is None else committed[0]
+    base.release_unchanged_requests(execution, sql, requests)
+    has_released = execution.connection.get_transaction() in base.releasing_transactions
+    if committed is not None and not has_released and committed[1][0][0] > most:
         return None
     total: Any = execution.execute(sql.share_held_of_one, {"row_id": row.id}).scalar_one()
-    # in a later statement, since the first one may have waited for a release
+    # the clock is read in a later statement, since the sum may have waited for a release
     return int(total), execution.execute(sql.read_clock, {}).scalar_one()

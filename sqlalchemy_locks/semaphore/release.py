@@ -1,4 +1,4 @@
-"""release: a request and its own permits, and nothing else, so it waits for no acquire."""
+"""release: free the permits of a request. It locks only the request and its permits, so it waits for no acquire."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sqlalchemy_locks.values import Grant, Released
 
 
 class EndRequest(base.SemaphoreImpl):
-    """Releases a request.
+    """Release a request.
 
-    :param deletes: its work has failed: it is deleted, so that its id can be granted again.
-    :param withdraws: it may still be under way: one that arrives later is not granted.
+    :param deletes: delete the request, whose work has failed, so that its id can be granted again.
+    :param withdraws: the acquire may still be under way: if it arrives later, it is not granted.
     """
 
     def __init__(self, name: str, *, deletes: bool = False, withdraws: bool = False) -> None:
@@ -46,11 +46,11 @@ class EndRequest(base.SemaphoreImpl):
         return Released.ALREADY_RELEASED if request.state == RELEASED else Released.RELEASED
 
     def _insert_ended(self, execution: Execution, sql: Statements) -> None:
-        """Insert a request that has ended, unless there is one of this id: it waits for one that is under way."""
+        """Insert a released request unless its id exists; the INSERT waits for an acquire that is under way."""
         values = {name: execution.values[name] for name in ("external_id", "token")}
-        ended = {**values, "owner": None, "ttl_seconds": None, "state": RELEASED}
+        row = {**values, "owner": None, "ttl_seconds": None, "state": RELEASED}
         try:
-            execution.execute(sql.insert_absent_request, ended)
+            execution.execute(sql.insert_absent_request, row)
         except IntegrityError as error:
             if execution.backend.meaning(error) != "duplicate":
                 raise
@@ -74,9 +74,9 @@ def release(external_id: str | Grant) -> Operation[Any]:
     :raises LockTimeout: when a ``guarded`` write kept it locked for longer than the wait that the database, or the
         option ``locks_wait`` (seconds), allows; it can be released again.
 
-    It locks its own request and permits only, and waits for no acquire; for a ``guarded`` write of its own request
-    it waits until that has committed. A second release changes nothing, however late it comes. In REPEATABLE READ on
-    PostgreSQL, a request that was made after the transaction's snapshot is unknown to it.
+    It locks its own request and permits only, so it waits for no acquire. It waits for the transaction of a ``guarded``
+    write of its own request. A second release changes nothing, however late it comes. In REPEATABLE READ on PostgreSQL,
+    a request that was made after the transaction's snapshot is ``UNKNOWN``.
 
     >>> grant = session.scalar(sl.semaphore.acquire({"network": 1}, external_id="job-1"))
     >>> session.scalar(sl.semaphore.release("job-1"))
@@ -86,7 +86,7 @@ def release(external_id: str | Grant) -> Operation[Any]:
 
 
 def abandon(grant: Grant) -> Operation[Any]:
-    """Return the release at the end of a block that raised, whose id can then be granted again."""
+    """Return the release at the end of a block that raised an error; the request's id can then be granted again."""
     return Operation(_ABANDON, base.identity_of(grant))
 
 
@@ -96,8 +96,8 @@ def withdraw(external_id: str) -> Operation[Any]:
 
 
 def forget(external_id: str, token: str) -> Operation[Any]:
-    """Delete the request of a caller that was cancelled before the answer came, and none of another caller's.
+    """Return the deletion of a request whose caller was cancelled before the answer came.
 
-    :param token: what that caller's request has.
+    :param token: the token of the caller's request; a request of another caller stays.
     """
     return Operation(_FORGET, {**base.identity_of(external_id), "token": token})

@@ -1,4 +1,4 @@
-"""renew: a request's time to live begins anew. It locks that request alone, so it waits for no acquire."""
+"""renew: restart a request's time to live. It locks only that request, so it waits for no acquire."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class RenewRequest(SemaphoreImpl):
         return LockFunction("semaphore_renew", *IDENTITY, WAIT_MS, type_=Boolean())
 
     def run_statements(self, execution: Execution, sql: Statements) -> bool:
-        # locked first: a clock that is read before a wait is slow by the wait
+        # lock first: a time that is read before the wait for the lock is outdated after it
         request = lock_own_request(execution, sql)
         return request is not None and execution.execute(sql.renew_request, {"row_id": request.id}).rowcount == 1
 
 
 class RenewBatch(SemaphoreImpl):
-    """Renews many requests at once; passes over what others have locked, so that one row holds up no other."""
+    """Renews many requests at once, except those that others have locked, so that one locked row delays no other."""
 
     name = "semaphore.renew_batch"
 
@@ -37,14 +37,15 @@ class RenewBatch(SemaphoreImpl):
 
     def run_statements(self, execution: Execution, sql: Statements) -> frozenset[str]:
         names = {name: execution.values[name] for name in ("external_ids", "tokens")}
-        requests: dict[int, str] = {row.id: row.token for row in execution.execute(sql.read_tokens, names)}
-        if not requests:
+        tokens: dict[int, str] = {row.id: row.token for row in execution.execute(sql.read_tokens, names)}
+        if not tokens:
             return frozenset()
-        # what is held while it is locked stays held: only its lock's holder could end it, although its time runs out
-        held = execution.execute(sql.lock_held, {"row_ids": sorted(requests)}).scalars().all()
-        if held:
-            execution.execute(sql.renew_requests, {"row_ids": held})
-        return frozenset(requests[row] for row in held)
+        # A request that is held when it is locked can be renewed even if its time runs out now: only the transaction
+        # that has locked it could release it.
+        held_ids = execution.execute(sql.lock_held, {"row_ids": sorted(tokens)}).scalars().all()
+        if held_ids:
+            execution.execute(sql.renew_requests, {"row_ids": held_ids})
+        return frozenset(tokens[row_id] for row_id in held_ids)
 
 
 _RENEW, _RENEW_BATCH = RenewRequest(), RenewBatch()
@@ -56,10 +57,11 @@ def renew(external_id: str | Grant) -> Operation[Any]:
 
     :param external_id: the id that it was acquired with, or the grant itself, which identifies its own request only:
         for an id that blocks use, give the grant.
-    :return: ``True`` when it is held; ``False`` once its time ran out (swept or not), when it was released, or unknown.
+    :return: ``True`` if it is held; ``False`` if it has expired (swept or not), was released, or is unknown.
     :raises LockTimeout: as :func:`release`.
 
-    Waits while a ``guarded`` write of this request is not committed; when its time runs out meanwhile it is ``False``.
+    It waits for the transaction of a ``guarded`` write of this request. If the request expires during the wait, the
+    value is ``False``.
 
     >>> grant = session.scalar(sl.semaphore.acquire({"network": 1}, ttl=60))
     >>> session.scalar(sl.semaphore.renew(grant))
@@ -69,12 +71,11 @@ def renew(external_id: str | Grant) -> Operation[Any]:
 
 
 def renew_batch(grants: Iterable[Grant]) -> Operation[Any]:
-    """Restart the time to live of grants; the value is the tokens of those that were renewed.
+    """Restart the time to live of grants; the value is the tokens of the renewed ones.
 
-    Not their ids, which a request that is lost may share with a later one.
-
-    One that isn't among them is locked by others, or held no longer: only :func:`renew` can tell. For a transaction of
-    its own at READ COMMITTED.
+    It isn't their ids, since a lost request may have the same id as a later one. A grant whose token is missing is
+    locked by another transaction, or no longer held: only :func:`renew` can tell. Run it in a transaction of its own at
+    READ COMMITTED.
     """
     grants = list(grants)
     values = {"external_ids": [grant.external_id for grant in grants], "tokens": [grant.token for grant in grants]}

@@ -1,4 +1,4 @@
-"""The statements of a semaphore where there are no functions, and of the sweeps everywhere: built once per schema."""
+"""The statements of semaphores on engines without functions, and of sweeps on every engine; built once per schema."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from sqlalchemy_locks.sql.tables import Tables
 ACQUIRED, RELEASED, EXPIRED, DENIED = "ACQUIRED", "RELEASED", "EXPIRED", "DENIED"
 UNKNOWN, CONFLICT, HELD, DELETED = "UNKNOWN", "CONFLICT", "HELD", "DELETED"
 
-#: requests, or leases, that one SELECT of a sweep or a clean-up returns at most
+#: the maximum number of requests or leases that one SELECT of a sweep or a clean-up returns
 MAX_SWEPT = 800
 
-# in the statement itself, so that the index on what is held can be chosen for it
+# literals, not bound values, so that the engine can choose the partial index of held permits
 HELD_STATE = sa.literal_column(f"'{ACQUIRED}'", sa.String())
 _RELEASED_STATE = sa.literal_column(f"'{RELEASED}'", sa.String())
 _BY_NAME = sa.bindparam("by_name", type_=sa.String())
@@ -31,13 +31,13 @@ _CUTOFF = sa.bindparam("cutoff", type_=Instant())
 
 
 def expiry(request: Any) -> PlusSeconds:
-    """Return when a request's time runs out; NULL without a time to live."""
+    """Return the SQL of the instant at which a request expires; NULL without a time to live."""
     return PlusSeconds(request.c.renewed_at, request.c.ttl_seconds)
 
 
 @dataclass(frozen=True)
 class Statements:
-    """All of them. They find a row by ``by_name``, ``by_external_id`` or ``row_id``, its primary key."""
+    """The statements of a schema. They find a row by ``by_name``, ``by_external_id`` or ``row_id``, its primary key."""
 
     # a request
     insert_request: sa.Insert
@@ -45,15 +45,15 @@ class Statements:
     find_request: Executable
     lock_request: Executable
     lock_request_by_row: Executable
-    #: With ``expired``, as of the instant at which the shared lock was granted. Where the server can, it ends a
-    #: transaction that is then silent for longer than the time to live: no other could take the permits over.
+    #: Its column ``expired`` is evaluated after the shared lock was granted. Where the server can, it then ends a
+    #: transaction that is silent for longer than the time to live: otherwise nobody else could get the permits.
     share_request: Executable
     share_request_by_row: Executable
     touch_request: sa.Update
-    #: whether its time had run out when it ended, or has run out now; NULL without a time to live
+    #: whether it had expired when it was released, or has expired now if it wasn't; NULL without a time to live
     read_expired_at_end: Executable
     renew_request: sa.Update
-    #: of many at once: their rows, those of them that are held and that no other has locked, and these renewed
+    #: for many requests at once: read their ids, lock the held ones that no other has locked, renew the locked ones
     read_tokens: Executable
     lock_held: Executable
     renew_requests: sa.Update
@@ -61,7 +61,7 @@ class Statements:
     end_request: sa.Update
     delete_request: sa.Delete
 
-    # its permits, by the request's row, or one of them by its own
+    # its permits, by the id of the request, or one of them by its own id
     insert_permit: sa.Insert
     read_permits: Executable
     share_permits: Executable
@@ -75,10 +75,10 @@ class Statements:
     find_semaphore: Executable
     lock_semaphore: Executable
     read_names: Executable
-    #: of several semaphores, with their fences, the instant, and when the request (``row_id``) was inserted
+    #: for several semaphores: sum, fence, the instant of the read, and when the request (``row_id``) was inserted
     sum_held: Executable
     sum_held_of_one: Executable
-    #: locks the permits, and so reads the latest ones in any snapshot
+    #: locks the permits, and so reads their latest versions, which a snapshot may hide
     share_held_of_one: Executable
     read_clock: Executable
     raise_fence: sa.Update
@@ -87,13 +87,13 @@ class Statements:
     revive_semaphore: sa.Update
     clear_on_demand: sa.Update
     insert_history: sa.Insert
-    #: the floor is the row without a name, whose fence is the greatest of all semaphores that were removed
+    #: The floor is the row with an empty name. Its fence is the greatest fence of all removed semaphores.
     share_floor: Executable
     lock_floor: Executable
     raise_floor: sa.Update
     delete_semaphore: sa.Delete
 
-    # sweeps and clean-ups: what is chosen without a lock, and what is then locked, unless others have it locked
+    # sweeps and clean-ups: read_* searches rows without locks, and lock_* then locks those that no other has locked
     read_expired: Executable
     read_overdue: Executable
     read_owned: Executable
@@ -109,7 +109,7 @@ class Statements:
 
 @cache
 def statements(tables: Tables, *, stale_reads: bool) -> Statements:
-    """Return the statements for these tables. :param stale_reads: as of the ``Backend``."""
+    """Return the statements for these tables. :param stale_reads: the flag of the ``Backend``."""
     sem, req, per, his = tables.semaphore, tables.permit_request, tables.permit, tables.semaphore_history
 
     by_external_id, by_row = req.c.external_id == _BY_EXTERNAL_ID, req.c.id == _ROW_ID
@@ -117,7 +117,7 @@ def statements(tables: Tables, *, stale_reads: bool) -> Statements:
     ended_at = sa.case((req.c.state == RELEASED, req.c.updated_at), else_=Now())
     unexpired = sa.or_(req.c.ttl_seconds.is_(None), expiry(req) > Now())
     dated_request = sa.select(req.c.id, req.c.renewed_at)
-    # never with a time to live: that is renewed three times in it, however long it is
+    # never with a time to live: such a request is renewed three times in that time, which may be longer than the cutoff
     stale = sa.and_(req.c.ttl_seconds.is_(None), req.c.renewed_at <= _CUTOFF)
     released_request: sa.Select[Any] = sa.select(req.c.id).where(req.c.state == _RELEASED_STATE)
 
@@ -211,7 +211,7 @@ def statements(tables: Tables, *, stale_reads: bool) -> Statements:
         .order_by(req.c.id)
         .limit(MAX_SWEPT),
         lock_unreleased=dated_request.add_columns((expiry(req) <= Now()).label("expired"))
-        # not "= 'ACQUIRED'", for which an index on states may be chosen, and every request that is held be locked
+        # not "= 'ACQUIRED'", for which InnoDB may choose the index on states, and lock every held request
         .where(req.c.id.in_(_ROW_IDS), req.c.state != _RELEASED_STATE)
         .with_for_update(skip_locked=True),
         read_instant=sa.select(PlusSeconds(Now(), sa.bindparam("seconds", type_=sa.Float()))),

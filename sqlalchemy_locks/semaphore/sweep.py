@@ -1,7 +1,8 @@
-"""sweep and clean: release what was never released, delete what was released long ago.
+"""sweep and clean: release abandoned requests, and delete requests that were released long ago.
 
-A sweep reads without a lock, and then releases only what is unchanged since it was read: a lease that was renewed
-between the two stays, and a locked request is skipped. A request is locked before its permits, as everywhere.
+A sweep reads requests without locks. Then it locks them, and releases those that are expired or unchanged: it keeps a
+lease that was renewed in between, and skips a request that others have locked. As everywhere, a request is locked
+before its permits.
 """
 
 from __future__ import annotations
@@ -77,28 +78,30 @@ class CleanLeases(BatchImpl):
     def run_statements(self, execution: Execution, sql: Statements) -> int:
         values = {"cutoff": _cutoff(execution, sql, "older_than"), "after": 0}
         while leases := execution.execute(sql.read_unused_leases, values).all():
-            # a released permit counts, too, as long as its request is kept: a replay names its semaphores
+            # released permits count as well while their request exists: a replay reads the names of its semaphores
             ids = {"row_ids": [lease.id for lease in leases]}
-            used = set(execution.execute(sql.read_semaphores_of_permits, ids).scalars())
-            fences = {lease.id: lease.fence for lease in leases if lease.id not in used}
+            used_ids = set(execution.execute(sql.read_semaphores_of_permits, ids).scalars())
+            fences = {lease.id: lease.fence for lease in leases if lease.id not in used_ids}
             if fences and (removed := self._remove(execution, sql, fences)):
                 return removed
             values["after"] = leases[-1].id
         return 0
 
     def _remove(self, execution: Execution, sql: Statements, fences: dict[int, int]) -> int:
-        # each grant raises the fence before it writes a permit: where that is as it was, there is none since
-        # several ids may become a scan, which above READ COMMITTED keeps the locks of all that it passes (InnoDB)
+        # A grant raises the fence before it inserts a permit, so an unchanged fence means that there is no new permit.
+        # Each row is locked by itself above READ COMMITTED: for several ids InnoDB may scan the table, and a scan keeps
+        # the locks of all rows that it passes.
         batches = [[semaphore] for semaphore in fences] if reads_snapshot(execution) else [list(fences)]
         rows = [row for batch in batches for row in execution.execute(sql.lock_leases, {"row_ids": batch})]
         ids = [row.id for row in rows if row.on_demand and row.fence == fences[row.id]]
-        # nothing is removed without the row that keeps the greatest fence; while a semaphore is being made, next time
+        # Nothing is removed without the floor, which keeps the greatest fence. While a create has locked the floor, the
+        # removal is left to the next run.
         floor = execution.execute(sql.lock_floor, {}).first() if ids else None
         if floor is None:
             return 0
         greatest = max(floor.fence, *(fences[semaphore] for semaphore in ids))
         execution.execute(sql.raise_floor, {"row_id": floor.id, "floor": greatest})
-        # one by one: of several, InnoDB may make a scan, and wait for those that are locked
+        # one by one: for several ids InnoDB may scan the table, and wait for rows that others have locked
         execution.execute(sql.delete_semaphore, [{"row_id": semaphore} for semaphore in ids])
         return len(ids)
 
@@ -111,7 +114,7 @@ class CleanHistory(BatchImpl):
 
 
 def _cutoff(execution: Execution, sql: Statements, age: str) -> Any:
-    """Return the instant that is ``age`` ago, by the server's clock; one before everything where that is ``None``."""
+    """Return the instant that is ``age`` ago by the server's clock; for ``None``, one before every timestamp."""
     seconds = execution.values[age]
     return _NEVER if seconds is None else execution.execute(sql.read_instant, {"seconds": -seconds}).scalar()
 
@@ -132,11 +135,10 @@ def release_unchanged(requests: list[tuple[Any, ...]]) -> Operation[Any]:
 
 @shaped(INT_ROW)
 def sweep(*, stale_after: float | timedelta | None = None) -> Operation[Any]:
-    """Release what has expired, and what is stale: one batch of at most 800 requests.
+    """Release expired and stale requests: one batch of at most 800.
 
-    :param stale_after: what was acquired without a time to live, and neither renewed nor released for that long, in
-        seconds or as a ``timedelta``, is released; ``None``: only what has expired. What has a time to live is
-        judged by that alone, however long it is.
+    :param stale_after: in seconds or as a ``timedelta``: a request without a time to live is stale when it was not
+        renewed for that long; ``None``: none is stale. A request with a time to live is never stale, it expires.
     :return: how many requests were released. Run it again, each time in a transaction of its own, until that is 0;
         ``locks.sweep()`` does so, and can ask whether owners are alive.
 
@@ -170,9 +172,9 @@ def clean_leases(*, older_than: float | timedelta = 7 * _DAY) -> Operation[Any]:
         requests must be cleaned up: :func:`clean` deletes them seven days after they were released.
     :return: how many were deleted. Run it again, each time in a transaction of its own, until that is 0.
 
-    Never one that :func:`create` or :func:`resize` was called for, nor one that is held. A lease creates it again when
-    it needs it, and its fencing tokens continue: the greatest token of all deleted semaphores is kept, and a new
-    semaphore, of any name, begins above it.
+    It keeps semaphores for which :func:`create` or :func:`resize` was called, and those that are held. A lease creates
+    its semaphore again when it needs it, and the fencing tokens continue: the greatest token of all deleted semaphores
+    is kept, and a new semaphore, of any name, begins above it.
 
     >>> session.scalar(sl.semaphore.clean_leases())
     0

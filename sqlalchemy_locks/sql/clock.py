@@ -1,6 +1,6 @@
 """The server's clock: elements that each engine compiles. No other clock decides anything in this library.
 
-``now()`` and its like are the start of the transaction or of the statement, which may be long ago after a wait.
+It isn't the engine's ``now()``: that is the start of the transaction or statement, which may be long ago after a wait.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Elapsed(FunctionElement[int]):
 
 
 class PlusSeconds(FunctionElement[datetime]):
-    """An instant plus a number of seconds, which may be fractional or negative; arguments are the two."""
+    """An instant plus a number of seconds, its two arguments; the number may be fractional or negative."""
 
     type = Instant()
     inherit_cache = True

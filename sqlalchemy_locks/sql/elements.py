@@ -36,7 +36,7 @@ WAIT_MS = bindparam("wait_ms", None, Integer())
 
 
 class SessionLevelIn(ColumnElement[bool]):
-    """Whether the isolation level of the session is one of some, as the server spells them (MySQL, MariaDB)."""
+    """Whether the session's isolation level is one of ``levels``, in the server's spelling (MySQL, MariaDB)."""
 
     # not Boolean, which these engines would compile to a second `= 1`
     type: Any = Integer()
@@ -49,7 +49,7 @@ class SessionLevelIn(ColumnElement[bool]):
 READ_UNCOMMITTED = SessionLevelIn("READ-UNCOMMITTED")
 #: READ COMMITTED or below, where a search for an absent row locks no gap
 READ_COMMITTED = SessionLevelIn("READ-COMMITTED", "READ-UNCOMMITTED")
-#: a plain SELECT reads without locks; at SERIALIZABLE it locks what it reads
+#: levels at which a plain SELECT reads without locks; at SERIALIZABLE it locks the rows that it reads
 PLAIN_READS = SessionLevelIn("REPEATABLE-READ", "READ-COMMITTED", "READ-UNCOMMITTED")
 
 
@@ -86,9 +86,9 @@ class ReleaseSessionLocks(FunctionElement[int]):
 
 
 class LimitIdle(FunctionElement[str]):
-    """Have the server end this transaction when it is silent for so many seconds, or less (PostgreSQL).
+    """Limit how long this transaction may be idle, in seconds; then the server ends it (PostgreSQL).
 
-    The argument is NULL for no limit. The value means nothing.
+    A shorter limit of the session stays. NULL sets no limit. The value of the element has no meaning.
     """
 
     type = String()
@@ -125,13 +125,13 @@ class TakeRow(Insert):
 
 
 class Touched(FunctionElement[datetime]):
-    """An instant, the argument, a microsecond later: the smallest change of a row (MySQL, MariaDB)."""
+    """The instant of the argument plus a microsecond: the smallest change of a row (MySQL, MariaDB)."""
 
     type = DateTime()
     inherit_cache = True
 
 
-#: how the error begins where an engine can't tell
+#: the beginning of the error on an engine that can't list the holders
 HOLDERS_UNAVAILABLE = "the holders of keys are not available"
 
 
@@ -151,7 +151,7 @@ class HeldKeys(Executable, ClauseElement):
 
     def __init__(self, table: Table, some: bool) -> None:
         self.table = table
-        #: only these keys; all of them without it
+        #: the keys to list; ``None`` for all of them
         self.keys: BindParameter[int] | None = None
         if some:
             self.keys = bindparam("keys", expanding=True, required=False, type_=BigInteger())
@@ -170,7 +170,7 @@ class HeldKeys(Executable, ClauseElement):
 def skip_locked(statement: Any, **options: Any) -> Any:
     """Return the SELECT that locks the rows which no other session has locked.
 
-    MySQL waits for those nevertheless in a plan that merges several indexes.
+    The hint is for MySQL: in a plan that merges several indexes it waits for locked rows nevertheless.
     """
     hint = text("/*+ SET_VAR(optimizer_switch='index_merge=off') */")
     return statement.prefix_with(hint, dialect="mysql").with_for_update(skip_locked=True, **options)

@@ -3,8 +3,8 @@
 Engines with schemas (PostgreSQL, YugabyteDB) keep them in the schema ``lock``, which the execution option
 ``schema_translate_map`` moves: SQLAlchemy translates tables, ``dialects/postgresql_compiler.py`` functions. The others
 put a prefix before each name, by the option ``locks_prefix``: ``BuildContext`` in ``core/operation.py`` chooses the
-tables. At installation both come from ``alembic/options.py``. Alembic's steps never read this module: a test holds the
-two equal.
+tables. At installation both come from ``alembic/options.py``. Alembic's steps never read this module: a test compares
+its tables with theirs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from sqlalchemy_locks.sql.clock import Instant, Now
 
 DEFAULT_SCHEMA = "lock"
 DEFAULT_PREFIX = "lock_"
-#: SQLite numbers the rows of a column that is INTEGER, and of no other
+#: SQLite generates the values of a primary key only if its type is INTEGER
 _BIG_KEY = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 _INNODB: dict[str, Any] = {
@@ -32,8 +32,8 @@ _INNODB: dict[str, Any] = {
 class Tables:
     """The tables in one schema, or with one prefix.
 
-    :param metadata: the collection that they are added to, with their schema.
-    :param prefix: what their names begin with.
+    :param metadata: the collection for the tables; its schema is theirs.
+    :param prefix: the prefix of their names.
     """
 
     def __init__(self, metadata: sa.MetaData, prefix: str) -> None:
@@ -134,11 +134,11 @@ class Tables:
             metadata,
             _serial(metadata),
             sa.Column("name", _name(255), nullable=False),
-            # NULL: deleted, and the row kept for its fence
+            # NULL: the semaphore is deleted, and its row keeps the fence
             sa.Column("capacity", sa.Integer()),
             sa.Column("fence", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
-            # no more permits are held than this: raised by each grant, and lowered by one that sums them; NULL:
-            # not known
+            # an upper bound of the held permits; each grant raises it, and a grant that sums the permits lowers it;
+            # NULL: unknown
             sa.Column("used_at_most", sa.BigInteger()),
             # created by a lease at its first use, and deleted when it is no longer used
             sa.Column("on_demand", sa.Boolean(), nullable=False, server_default=_false(metadata)),
@@ -207,7 +207,7 @@ def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> 
     waiting = at["started_at"].is_(None)
     ended = (at["completed_at"], at["failed_at"])
     running = sa.and_(at["started_at"].is_not(None), *(column.is_(None) for column in ended))
-    made: list[Any] = []
+    indexes: list[Any] = []
     if partial is not False:
         conditional: list[Any] = [
             sa.Index(f"{prefix}_ready", at["queue_id"], *order, postgresql_where=waiting),
@@ -215,9 +215,9 @@ def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> 
         ]
         if partial is None:
             conditional = [each.ddl_if(dialect=("postgresql", "yugabytedb")) for each in conditional]
-        made += conditional
+        indexes += conditional
     if not partial:
-        # with the condition's columns first, where an index can't have a condition
+        # on an engine without partial indexes, the condition's columns come first
         names = ("ready", "running") if partial is False else ("waiting", "unfinished")
         complete: list[Any] = [
             sa.Index(f"{prefix}_{names[0]}", at["queue_id"], at["started_at"], *order),
@@ -225,16 +225,16 @@ def job_indexes(at: Mapping[str, Any], prefix: str, *, partial: bool | None) -> 
         ]
         if partial is None:
             complete = [each.ddl_if(dialect=("mysql", "mariadb", "sqlite")) for each in complete]
-        made += complete
+        indexes += complete
     for name, role in {"completed": "completed_at", "dead": "failed_at"}.items():
-        there = at[role].is_not(None)
-        made.append(sa.Index(f"{prefix}_{name}", at[role], postgresql_where=there, sqlite_where=there))
+        is_set = at[role].is_not(None)
+        indexes.append(sa.Index(f"{prefix}_{name}", at[role], postgresql_where=is_set, sqlite_where=is_set))
     if "unique_key" in at:
-        # a capture sets the key to NULL, of which there may be any number
-        there = at["unique_key"].is_not(None)
-        columns = (at["queue_id"], at["unique_key"])
-        made.append(sa.Index(f"{prefix}_unique", *columns, unique=True, postgresql_where=there, sqlite_where=there))
-    return made
+        # a capture sets the key to NULL, and a unique index allows any number of NULLs
+        is_set = at["unique_key"].is_not(None)
+        key = (at["queue_id"], at["unique_key"])
+        indexes.append(sa.Index(f"{prefix}_unique", *key, unique=True, postgresql_where=is_set, sqlite_where=is_set))
+    return indexes
 
 
 def ExternalId() -> Any:
@@ -253,7 +253,7 @@ def _serial(metadata: sa.MetaData, name: str = "id") -> sa.Column[Any]:
 
 
 def _false(metadata: sa.MetaData) -> Any:
-    return sa.false() if metadata.schema else sa.text("0")  # as it is reported
+    return sa.false() if metadata.schema else sa.text("0")  # as the server reports it
 
 
 def _stamps(*names: str) -> tuple[sa.Column[Any], ...]:
