@@ -12,7 +12,7 @@ These hooks of SQLAlchemy are private or semi-private. They are used in this fil
 ``tests/core/test_private_names.py`` pins them on 2.0 and 2.1:
 
 - ``_execute_on_connection``: a ``Connection`` calls it. Under async that call is inside the greenlet already, so one
-  synchronous implementation serves both.
+  synchronous implementation serves both. ``facade/async_locks.py`` runs ``Locks`` itself in a greenlet.
 - ``CompileState.plugin_for("orm", visit name)``: a ``Session`` calls it, for autoflush, for ``get_bind`` and for
   entities; ``_get_plugin_class_for_plugin`` returns that of a SELECT. Its ``orm_pre_session_exec`` returns two values
   on 2.0 and three on 2.1.
