@@ -277,13 +277,12 @@ def captured_cte(spec: CaptureSpec) -> Any:
         select(candidates, func.row_number().over().label(NUMBER)).cte("locks_numbered").prefix_with("MATERIALIZED")
     )
     pairs = (column == key for column, key in zip(spec.table.primary_key, numbered.c, strict=False))
-    # labelled: SQLAlchemy abbreviates long names of a CTE, by `label_length`, but not in a bare RETURNING
-    returned = (column.label(column.name) for column in (*spec.table.c, numbered.c[NUMBER]))
     return (
         update(spec.table)
         .values(spec.changed)
         .where(*pairs, selective_condition(numbered.c[NUMBER]))
-        .returning(*returned)
+        # labelled: SQLAlchemy abbreviates long names of a CTE, by `label_length`, but not in a bare RETURNING
+        .returning(*(column.label(column.name) for column in (*spec.table.c, numbered.c[NUMBER])))
         .cte("locks_captured")
     )
 
