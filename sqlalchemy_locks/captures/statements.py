@@ -266,7 +266,7 @@ def _candidates_cte(spec: CaptureSpec, *, locks: bool = True) -> Any:
 def capture_returning(spec: CaptureSpec) -> Executable:
     """Return one statement that captures rows and returns them in order; with ``writable_ctes``."""
     captured = captured_cte(spec)
-    return select(*spec.read([captured.c[column.key] for column in spec.table.c])).order_by(captured.c[NUMBER])
+    return select(*spec.read([captured.c[column.name] for column in spec.table.c])).order_by(captured.c[NUMBER])
 
 
 def captured_cte(spec: CaptureSpec) -> Any:
@@ -281,7 +281,8 @@ def captured_cte(spec: CaptureSpec) -> Any:
         update(spec.table)
         .values(spec.changed)
         .where(*pairs, selective_condition(numbered.c[NUMBER]))
-        .returning(*spec.table.c, numbered.c[NUMBER])
+        # labelled: SQLAlchemy abbreviates long names of a CTE, by `label_length`, but not in a bare RETURNING
+        .returning(*(column.label(column.name) for column in (*spec.table.c, numbered.c[NUMBER])))
         .cte("locks_captured")
     )
 

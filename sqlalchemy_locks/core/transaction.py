@@ -507,9 +507,11 @@ class Attempts:
             transaction.begin(writes=impl.writes, wait=0 if impl.impatient else _left(deadline))
         except BaseException as error:
             transaction.abandon(error)
-            if impl.impatient and isinstance(error, LockTimeout):
+            if not isinstance(error, LockTimeout):
+                raise
+            if impl.impatient:
                 return impl.refused
-            raise
+            raise LockTimeout(f"{impl.described(execution.values)}: {error}") from error.__cause__
         try:
             transaction.watch_end(marker=in_session)  # an operation passes over no error that ends its transaction
             if in_session:

@@ -102,7 +102,8 @@ class Enqueue(JobOperation):
         inserting = self._inserting(context).from_select([column.name for column in values], rows)
         notifying = Notify(literal(CHANNEL), bindparam("locks_topic"))
         if self.unique:
-            waiting: CTE = inserting.returning(at.unique_key, at.external_id).cte("locks_put")
+            returned = (at.unique_key.label("unique_key"), at.external_id.label("external_id"))
+            waiting: CTE = inserting.returning(*returned).cte("locks_put")
             return select(*waiting.c, *([notifying] if self.notify else []))
         put: CTE = inserting.returning(literal_column("1").label("one")).cte("locks_put")
         if not self.notify:

@@ -148,7 +148,7 @@ class CompleteAndFetch(FetchJobs):
         completed = self._complete.update(context).returning(ONE.label("one")).cte("locks_completed")
         # always one row, however many jobs are completed or captured
         count = select(func.count().label("completed")).select_from(completed).cte("locks_count")
-        columns = spec.read([captured.c[column.key] for column in spec.table.c])
+        columns = spec.read([captured.c[column.name] for column in spec.table.c])
         rows = select(*columns, count.c.completed).select_from(count.outerjoin(captured, true()))
         return rows.order_by(captured.c[NUMBER])
 

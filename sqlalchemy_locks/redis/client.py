@@ -228,8 +228,9 @@ def _translated(script: RedisScript, error: Exception) -> Exception | None:
     if str(error) in _POOL_IS_FULL:
         return None
     if isinstance(error, _UNANSWERED):
+        why = str(error) or type(error).__name__  # the full pool of a cluster's client says nothing
         return OutcomeUnknown(
-            f"{script.name}: no answer came from Redis ({error}), so the call may or may not have taken effect"
+            f"{script.name}: no answer came from Redis ({why}), so the call may or may not have taken effect"
         )
     if isinstance(error, redis.ReadOnlyError) or "READONLY" in str(error):
         return NotWritable(

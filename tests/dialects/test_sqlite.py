@@ -131,7 +131,7 @@ def test_wait_of_locks_for_a_writer_is_limited(make: Make, immediate: bool, oper
     run = sl.Locks(engine).run
     with make().connect() as writer:
         writer.execute(sl.lock.exclusive("b"))
-        with pytest.raises(sl.LockTimeout):
+        with pytest.raises(sl.LockTimeout, match=rf"{operation.name}.*: the database"):
             later(run, operation.execution_options(locks_wait=0.05)).result(PATIENCE / 4)
         writer.rollback()
 

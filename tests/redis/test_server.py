@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import redis
 import redis.asyncio
-from redis.exceptions import ClusterDownError, SlotNotCoveredError
+from redis.exceptions import ClusterDownError, MaxConnectionsError, SlotNotCoveredError
 
 import sqlalchemy_locks as sl
 from sqlalchemy_locks.redis import Mutex, StateTransition, Timeout
@@ -79,12 +79,13 @@ def test_texts_are_stored_as_utf_8_by_every_client(
     assert Mutex(plain).release("日é", queue=queue, owner="é\r\n$1") is True
 
 
-@pytest.mark.parametrize("error", [ClusterDownError, SlotNotCoveredError, redis.InvalidResponse])
+@pytest.mark.parametrize("error", [ClusterDownError, MaxConnectionsError, SlotNotCoveredError, redis.InvalidResponse])
 def test_error_that_may_follow_a_lost_reply(party: Party, queue: str, error: type[Exception]) -> None:
     """A client of a cluster resends a call, and raises the cluster's error if that isn't reachable any more."""
     mutex = Mutex(party.client)
     party(mutex.create("a", queue=queue))
-    with patch.object(party.client, "execute_command", side_effect=error("x")), pytest.raises(sl.OutcomeUnknown):
+    lost = patch.object(party.client, "execute_command", side_effect=error(""))
+    with lost, pytest.raises(sl.OutcomeUnknown, match=error.__name__):
         party(mutex.acquire("a", queue=queue))
 
 
