@@ -216,10 +216,8 @@ class _TimeoutAcquire(ConditionalAcquire):
         self.variant = variant
         self._now: Any = Epoch() if variant.clock is None else _NOW
 
-    def is_free(self, columns: RoleColumns) -> list[Any]:
-        return self._is_free(columns, self._now)
-
-    def _is_free(self, columns: RoleColumns, now: Any) -> list[Any]:
+    def is_free(self, columns: RoleColumns, now: Any = None) -> list[Any]:
+        now = self._now if now is None else now
         ts, every = columns["ts"], _EVERY if self.variant.gives_period else columns["timeout"]
         if self.variant.windowed:
             free = in_earlier_window(ts, now, every, civil=self.variant.zone is not None)
@@ -239,7 +237,7 @@ class _TimeoutAcquire(ConditionalAcquire):
         clock = select(due_cte, self._now.label("locks_now")).cte("locks_clock").prefix_with("MATERIALIZED")
         same_row = [column == clock.c[column.key] for column in columns.table.primary_key]
         now = clock.c.locks_now
-        condition = and_(*same_row, *self._is_free(columns, now), *self.may_acquire(columns))
+        condition = and_(*same_row, *self.is_free(columns, now), *self.may_acquire(columns))
         return (
             update(columns.table)
             .where(condition)

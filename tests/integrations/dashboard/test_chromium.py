@@ -75,7 +75,7 @@ def test_missing_answer_is_shown(browser: Chromium, locks: sl.Locks) -> None:
         tab.until("document.getElementById('state').textContent.startsWith('Live')")
         engine, locks._engine = locks._engine, create_engine("sqlite:////no/such/folder/at.db")
         tab.until("document.getElementById('state').textContent.startsWith('No answer')")
-        assert "Semaphores" in tab.text()
+        assert "Sweeps and clean-ups" in tab.text()
         locks._engine = engine
         tab.until("document.getElementById('state').textContent.startsWith('Live')")
 
