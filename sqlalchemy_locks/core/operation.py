@@ -126,7 +126,7 @@ def behind_pooler(connection: Connection) -> bool:
 
 
 def cluster_behind(engine: Engine) -> str | None:
-    """Return the cluster behind an engine, as in ``BuildContext``, as far as it is known without a connection."""
+    """Return the cluster behind an engine, as far as it is known without a connection; none with ``locks_one_node``."""
     state = engine_states.get(engine.dialect)
     one_node = engine.get_execution_options().get("locks_one_node")
     return None if state is None or one_node else state.server.cluster
@@ -143,7 +143,7 @@ class BuildContext(NamedTuple):
 
     backend: Backend
     prefix: str
-    #: as in ``Server``; ``None`` where all locks go to one node. A lock counts there only where its row is changed.
+    #: as in ``Server``. A lock counts there only where its row is changed; with ``locks_one_node``, after a failover.
     cluster: str | None = None
 
     @property
@@ -492,8 +492,7 @@ class Execution:
         self.nonce: str = every.get("locks_nonce") or (fresh_nonce() if impl.uses_nonce else "")
         state = engine_state(connection)
         self.backend, self.server = state.backend, state.server
-        cluster = None if every.get("locks_one_node") else self.server.cluster
-        self.context = BuildContext(self.backend, every.get("locks_prefix", DEFAULT_PREFIX), cluster)
+        self.context = BuildContext(self.backend, every.get("locks_prefix", DEFAULT_PREFIX), self.server.cluster)
         #: a ``schema_translate_map`` moves the tables
         self.schema_map: Mapping[str | None, Any] = every.get("schema_translate_map") or {}
         #: ``Locks`` or a worker has begun this transaction, at READ COMMITTED; InnoDB's variable doesn't show its level
@@ -639,7 +638,7 @@ class Execution:
         self, why: str = "would be held on one node only", remedy: str = "use a lease, which all nodes know"
     ) -> None:
         """:raises Unsupported: in a cluster each of whose nodes grants locks of its own."""
-        if self.context.cluster is not None:
+        if self.context.cluster is not None and not self.connection.get_execution_options().get("locks_one_node"):
             raise Unsupported(
                 f"{self.operation.name} {why} of {self.context.cluster}: {remedy}; or, if all locks go to one node, "
                 "set the engine's execution option locks_one_node=True"

@@ -98,7 +98,7 @@ def create(execution: Execution) -> int:
 
 def _acquire(execution: Execution, key: int, shared: bool) -> None:
     """Lock a key, waiting for it."""
-    touches = execution.context.cluster is not None
+    touches = execution.context.cluster is not None and not shared
     if (execution.begun_by_locks and not touches) or not _is_remembered(execution, key):
         row = _lock_present(execution, key, shared)
         if row.locked and not touches:
@@ -125,7 +125,7 @@ def _try(execution: Execution, key: int, shared: bool) -> bool:
         raise
     except LockTimeout:
         return False
-    if locked and execution.context.cluster is not None:
+    if locked and execution.context.cluster is not None and not shared:
         execution.execute(_lock_or_insert(execution.context.tables.locked_keys, False, True), {"lock_key": key})
     return bool(locked)
 

@@ -107,16 +107,14 @@ def test_holder_that_writes_nothing_loses_it_as_well(cluster: Cluster) -> None:
         pass
 
 
-def test_keys_under_a_schema_map_and_a_prefix(cluster: Cluster) -> None:
+def test_keys_under_each_option(cluster: Cluster) -> None:
     key, counter, database = unused(), cluster.counter(), cluster.engine(0).url.database
     options: list[dict[str, Any]] = [{"schema_translate_map": {None: database}}, {"locks_prefix": "lock_"}]
-    for each in options:
+    for each in (*options, {"locks_one_node": True}):  # the node may change after all
         before = cluster.number(counter)
         one, two = (sl.Locks(cluster.engine(number).execution_options(**each)) for number in (0, 1))
-        with pytest.raises(sl.LockLost), two.exclusive(key) as late:
-            with one.exclusive(key) as held:
-                add(late.session, counter)
-                add(held.session, counter)
+        with pytest.raises(sl.LockLost), two.exclusive(key), one.exclusive(key) as held:
+            add(held.session, counter)
         assert cluster.number(counter) == before + 1
 
 
