@@ -94,7 +94,7 @@ def executable(url: URL) -> list[str]:
         ("yugabytedb", "yugabytedb", "native", "directives"),
     ],
 )
-def test_a_postgresql_role_has_what_locks_need(
+def test_privileges_of_a_postgresql_role_suffice(
     fresh: Fresh, server: str, driver: str, locking: str, door: str, tmp_path: Path
 ) -> None:
     url = fresh(server, driver)
@@ -127,7 +127,7 @@ def test_a_postgresql_role_has_what_locks_need(
 @pytest.mark.parametrize(
     ("server", "driver", "door"), [("mysql", "pymysql", "revisions"), ("mariadb", "mariadb+pymysql", "directives")]
 )
-def test_a_mysql_user_has_what_locks_need(fresh: Fresh, server: str, driver: str, door: str, tmp_path: Path) -> None:
+def test_privileges_of_a_mysql_user_suffice(fresh: Fresh, server: str, driver: str, door: str, tmp_path: Path) -> None:
     url = fresh(server, driver)
     app, role = f"app_{url.database}", f"r_{url.database}"
     run(

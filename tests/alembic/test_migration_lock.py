@@ -130,7 +130,7 @@ def test_of_several_processes_one_migrates(fresh: Fresh, tmp_path: Path, server:
     assert run(synchronous(url), "SELECT revision FROM ran ORDER BY revision") == [("r0",), ("r1",), ("r2",)]
 
 
-def test_a_second_one_is_told_who_migrates(
+def test_a_waiting_process_names_the_migrating_one(
     url: URL, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MESSAGE_EVERY", 0.01)

@@ -35,7 +35,7 @@ def put(url: URL) -> None:
     assert sl.Locks(engine).run(sl.Queue().put(1))
 
 
-def test_a_history_that_downgrades_leaves_what_another_has_installed(url: URL, tmp_path: Path) -> None:
+def test_a_downgrade_leaves_the_tables_of_another_history(url: URL, tmp_path: Path) -> None:
     acme, globex = tenants(tmp_path, url)
     acme.upgrade()
     globex.upgrade()

@@ -44,7 +44,7 @@ def test_the_manifest_is_up_to_date() -> None:
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_step_writes_what_was_released(name: str) -> None:
+def test_a_step_writes_its_released_script(name: str) -> None:
     """Written by `python -m tests.alembic.test_shipped_files`, which must never change a released step's files."""
     assert script(name) == (RELEASED / name).read_text()
 

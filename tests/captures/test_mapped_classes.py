@@ -132,7 +132,7 @@ def test_a_connection_gives_rows_of_the_table(kind: Engine) -> None:
         assert connection.execute(cars).keys() == Car.__table__.c.keys()
 
 
-def test_criteria_restrict_what_is_read_again(kind: Engine) -> None:
+def test_criteria_restrict_the_second_read(kind: Engine) -> None:
     fill_parcels(kind)
     fill(kind, Vehicle(id=1), Car(id=2), Taxi(id=3))
     criteria = with_loader_criteria(Parcel, Parcel.id != 1)

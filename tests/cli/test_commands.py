@@ -216,7 +216,7 @@ def test_limit_below_one_is_refused() -> None:
             listing(0)
 
 
-def test_status_limits_rows_and_says_how_many_more(fresh: Cli) -> None:
+def test_status_limits_rows_and_counts_the_others(fresh: Cli) -> None:
     locks = fresh.locks
     for number in range(5):
         locks.run(sl.semaphore.create(f"s{number}", 2))

@@ -13,7 +13,7 @@ from tests.conftest import PLAIN, Servers, install
 
 
 @pytest.mark.parametrize("engine", ["postgresql15", "mysql", "mariadb"])
-def test_a_user_who_may_not_read_what_is_installed(engine: str, servers: Servers) -> None:
+def test_a_user_without_the_privilege_to_read_the_installation(engine: str, servers: Servers) -> None:
     url = servers.fresh(engine, PLAIN[engine])
     app, stranger = f"app_{make_url(url).database}", f"stranger_{make_url(url).database}"
     for user in (app, stranger):

@@ -74,7 +74,7 @@ def locks(request: pytest.FixtureRequest, servers: Servers) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_does_what_it_says(locks: Any, operation: str) -> None:
+def test_operation_works_on_every_engine(locks: Any, operation: str) -> None:
     OPERATIONS[operation](locks)
 
 

@@ -258,7 +258,7 @@ def test_vacuum_that_has_not_deleted_yet_while_another_waits(world: World) -> No
 
 
 @pytest.mark.usefixtures("spares_nothing_new")
-def test_vacuum_spares_what_is_held(world: World) -> None:
+def test_vacuum_spares_held_keys(world: World) -> None:
     held, free = world.key(), world.key()
     a, b, c = world.client(), world.client(), world.client()
     a.hold(free)

@@ -26,7 +26,7 @@ def semaphore(world: World, client: Client, capacity: int) -> str:
     return name
 
 
-def test_permits_are_had_until_there_are_none(world: World) -> None:
+def test_permits_are_granted_up_to_the_capacity(world: World) -> None:
     a, b = world.client(), world.client()
     name = semaphore(world, a, 3)
     first = run(a, sl.semaphore.acquire({name: 2}, external_id=world.key(), owner="ä 🙂"))

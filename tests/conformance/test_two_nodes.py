@@ -34,7 +34,7 @@ CASES = [
     test_semaphore.test_an_id_is_granted_once,
     test_semaphore.test_fences_continue_after_a_deletion,
     test_semaphore.test_less_capacity_evicts_and_grants_no_permits,
-    test_semaphore.test_permits_are_had_until_there_are_none,
+    test_semaphore.test_permits_are_granted_up_to_the_capacity,
     test_semaphore.test_renew_extends_a_held_request,
     test_semaphore.test_sweep_releases_and_clean_deletes,
 ]

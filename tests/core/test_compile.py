@@ -107,7 +107,7 @@ def test_another_schema_at_compile_time() -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb", "sqlite"])
-def test_compiled_is_what_is_executed(engine: Engine) -> None:
+def test_compiled_statement_is_executed(engine: Engine) -> None:
     """With the dialect of a live engine, which knows its server, wherever there is one statement."""
     compared = 0
     with engine.connect() as connection:

@@ -107,7 +107,7 @@ def test_room_is_waited_for_as_long_as_asked(file: str) -> None:
             locks.run(sl.Queue().put({}).execution_options(locks_wait=0.1))
 
 
-def test_it_is_done_when_nobody_reads_any_more(file: str) -> None:
+def test_it_ends_when_no_client_reads(file: str) -> None:
     with connected(f"sqlite:///{file}?timeout={PATIENCE}") as engine:
         tried = commits(engine)
         with Reader(file):

@@ -65,7 +65,7 @@ BEGINNINGS = [
 
 
 @pytest.mark.parametrize(("driver", "begin"), BEGINNINGS)
-def test_locks_work_in_what_the_app_has_chosen(servers: Any, driver: str, begin: Any) -> None:
+def test_locks_keep_the_mode_that_the_app_has_chosen(servers: Any, driver: str, begin: Any) -> None:
     face, options = DRIVERS[driver]
     own: Any = type("Own", (Session,), {})
     key, queue = unused(), sl.Queue()

@@ -70,7 +70,7 @@ def test_events_of_errors(engine_to: MakeEngine) -> None:
     ]
 
 
-def test_exit_of_a_listener_releases_what_was_acquired(engine_to: MakeEngine) -> None:
+def test_exit_of_a_listener_releases_the_lock(engine_to: MakeEngine) -> None:
     engine, key, room = engine_to("postgresql15"), unused(), unused("room")
     locks, other = sl.Locks(engine), sl.Locks(engine)
     other.run(sl.semaphore.create(room, capacity=1))

@@ -127,7 +127,7 @@ def locks_held(locks: Any) -> Iterator[None]:
 
 
 @everywhere
-def test_only_what_is_not_held_is_lost(face: str, servers: Any, engine_to: MakeEngine) -> None:
+def test_only_unheld_leases_are_lost(face: str, servers: Any, engine_to: MakeEngine) -> None:
     """Of one batch: expired, released, its row deleted, its id granted to another caller; and two that are held."""
     engine = engine_to(FACES[face][0])
     room, other = made(engine, 9), sl.Locks(engine)

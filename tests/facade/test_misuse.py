@@ -317,7 +317,7 @@ def test_async_locks_without_greenlet_name_the_extra() -> None:
     assert "[asyncpg]" in done.stderr
 
 
-def test_errors_about_what_is_passed_show_no_password() -> None:
+def test_errors_about_arguments_show_no_password() -> None:
     url = "postgresql+psycopg://user:secret@localhost/db"
     for make in (sl.Locks, sl.AsyncLocks, lambda bind: sl.Worker(sl.Queue(), print, bind=bind)):
         with pytest.raises(TypeError, match="str") as caught:

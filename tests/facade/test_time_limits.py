@@ -39,7 +39,7 @@ LIMITS: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", LIMITS)
-def test_wait_goes_on_until_its_own_deadline(
+def test_wait_ends_at_its_own_deadline(
     servers: Any, engine_to: MakeEngine, watch: Callable[[str], Watch], case: str
 ) -> None:
     name, driver, face, arguments = LIMITS[case]
@@ -91,7 +91,9 @@ def test_session_gets_an_error_that_names_the_limit(
 
 
 @pytest.mark.parametrize("case", ["statement_timeout", "command_timeout", "read_timeout", "max_statement_time"])
-def test_wait_for_a_row_goes_on(servers: Any, engine_to: MakeEngine, watch: Callable[[str], Watch], case: str) -> None:
+def test_wait_for_a_row_continues(
+    servers: Any, engine_to: MakeEngine, watch: Callable[[str], Watch], case: str
+) -> None:
     name, driver, face, arguments = LIMITS[case]
     task, attempts, other = unused("task"), [], engine_to(name)
     sl.Locks(other).run(sl.Mutex().create(task))

@@ -86,7 +86,7 @@ def others_go_on(engine: Engine, number: int) -> None:
 @places
 @ages
 @modes
-def test_nobody_waits_who_need_not(engine: Engine, make: Any, known: bool) -> None:
+def test_compatible_locks_do_not_wait(engine: Engine, make: Any, known: bool) -> None:
     """Sharers share at once, a brand-new key, too; a try answers while the key is held; other keys are free."""
     key = a_key(engine, known)
     with engine.connect() as holder, engine.connect() as other:

@@ -58,7 +58,7 @@ def table(servers: Servers, name: str) -> Any:
 
 @databases
 @levels
-def test_vacuum_deletes_what_is_old_and_free(table: Engine, level: str) -> None:
+def test_vacuum_deletes_old_free_keys(table: Engine, level: str) -> None:
     """Of hundreds of keys, without a wait, at every level, whatever becomes of the caller's transaction."""
     locks, held, shared, young = sl.Locks(table), sl.lock.key("held"), sl.lock.key("shared"), sl.lock.key("young")
     assert locks.run(sl.lock.create(*(f"key {number}" for number in range(250)), held, shared)) == 252
@@ -201,7 +201,7 @@ def test_idle_side_connection_that_the_server_has_closed(
 
 
 @databases
-def test_side_connection_has_what_the_app_has_set(servers: Servers, name: str) -> None:
+def test_side_connection_has_the_settings_of_the_app(servers: Servers, name: str) -> None:
     """Listeners of the engine choose the database, options the prefix and the schema."""
     url = servers.fresh(name, PLAIN[name])
     install(url, prefix="app_")

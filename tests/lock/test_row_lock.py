@@ -88,7 +88,7 @@ def test_loaded_entity_is_refreshed(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("name", ["postgresql15", "mysql", "mariadb"])
-def test_waiter_sees_what_the_holder_committed(
+def test_waiter_sees_the_commit_of_the_holder(
     urls: Callable[[str], str], watch: Callable[[str], Watch], name: str
 ) -> None:
     with connected(urls(name)) as engine:

@@ -13,7 +13,7 @@ from tests.fixtures.parties import BRIEFLY, EVERYWHERE, unused
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_zero_wait_acquires_only_what_is_free(engine: Engine, name: str) -> None:
+def test_zero_wait_acquires_only_free_keys(engine: Engine, name: str) -> None:
     key = sl.lock.key(unused())
     exclusive, shared = (make(key).execution_options(locks_wait=0) for make in (sl.lock.exclusive, sl.lock.shared))
     sl.Locks(engine).run(sl.lock.create(key))

@@ -127,7 +127,7 @@ def test_an_entity_keeps_the_claim_of_its_capture(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("engine", KINDS, indirect=True)
-def test_entities_show_what_was_reported_of_them(engine: Engine) -> None:
+def test_entities_are_fresh_after_reports(engine: Engine) -> None:
     if engine.dialect.name == "sqlite":
         sl.sqlite.begin_immediate(engine)
     with Session(engine) as session:

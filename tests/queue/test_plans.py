@@ -60,7 +60,7 @@ CAPTURES: dict[str, sl.Operation[Any]] = {
 }
 
 
-def test_captures_read_by_an_index_what_they_take(engine: Engine) -> None:
+def test_captures_find_their_rows_by_an_index(engine: Engine) -> None:
     """All of it in one test for each engine, since it takes seconds to fill one."""
     for name, capture in CAPTURES.items():
         assert (name, slow_steps(engine, capture)) == (name, [])

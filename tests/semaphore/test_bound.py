@@ -19,7 +19,7 @@ def bound_of(engine: Engine, name: str) -> int | None:
 
 
 @pytest.mark.parametrize("name", EVERYWHERE)
-def test_random_walk_grants_exactly_what_fits(locks: sl.Locks, name: str, engine: Engine) -> None:
+def test_random_walk_never_exceeds_the_capacity(locks: sl.Locks, name: str, engine: Engine) -> None:
     """Grants, releases, denials, rollbacks and resizes of one client; the bound never is too low."""
     chance = random.Random(name)
     if name == "sqlite":

@@ -100,7 +100,7 @@ def test_only_unused_leases_are_removed(locks: sl.Locks, engine: Engine) -> None
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_fence_goes_on_after_removal(engine: Engine) -> None:
+def test_fences_continue_after_a_removal(engine: Engine) -> None:
     one, other = unused("lease"), unused("lease")
     for number in range(1, 4):
         token = leased(engine, one)

@@ -106,7 +106,7 @@ def refused(request: pytest.FixtureRequest, engine_to: MakeEngine) -> Callable[[
     return sentence
 
 
-def test_functions_refuse_what_python_refuses(refused: Callable[[str, dict[str, Any]], str]) -> None:
+def test_functions_refuse_the_same_input_as_python(refused: Callable[[str, dict[str, Any]], str]) -> None:
     for call, values, in_python in MISTAKES:
         with pytest.raises(ValueError, match=".") as raised:
             in_python()

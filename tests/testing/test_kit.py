@@ -65,7 +65,7 @@ class TestClock:
 
 
 class TestRunUntilEmpty:
-    def test_runs_what_is_put_meanwhile(self, locks_engine: Engine, jobs: Any) -> None:
+    def test_runs_jobs_that_are_put_meanwhile(self, locks_engine: Engine, jobs: Any) -> None:
         ran: list[Any] = []
 
         def handler(job: Any) -> None:

@@ -148,9 +148,7 @@ def test_heartbeats_go_on_after_a_permanent_error(lite: Engine) -> None:
     assert counts(lite)["completed"] == 1
 
 
-def test_after_an_outage_of_more_than_an_interval_nobody_is_judged(
-    lite: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_worker_is_judged_after_a_long_outage(lite: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last heartbeat of another worker may be an interval older than the outage."""
     now = [1000.0]
     monkeypatch.setattr(heartbeats, "clock", lambda: now[0])

@@ -251,7 +251,7 @@ def test_a_job_that_others_ended_is_lost(engine: Engine) -> None:
     assert (one.lost, two.lost) == (True, False)
 
 
-def test_nobody_is_judged_before_all_could_send_a_heartbeat(lite: Engine) -> None:
+def test_no_worker_is_judged_before_all_could_send_a_heartbeat(lite: Engine) -> None:
     put(lite, 1)
     fetched(lite, [], 1)
     with lite.begin() as connection:
@@ -271,7 +271,7 @@ def test_nobody_is_judged_before_all_could_send_a_heartbeat(lite: Engine) -> Non
 
 
 @pytest.mark.parametrize("seconds", [-3600, 3600])
-def test_a_server_clock_that_is_set_makes_nobody_silent(lite: Engine, seconds: int) -> None:
+def test_a_server_clock_that_is_set_makes_no_worker_silent(lite: Engine, seconds: int) -> None:
     """Set back, this worker's own heartbeat is later than all others; set forward, theirs are as old as that."""
     put(lite, 1)
     other, state = state_of(lite, **STORED), state_of(lite, **STORED)
